@@ -102,8 +102,10 @@ pub enum Group {
     Gpm,
     /// Device memory.
     Memory,
-    /// NVLink counters and link states.
+    /// NVLink traffic, all links.
     Nvlink,
+    /// NVLink link states and errors, read link by link and so less often.
+    Links,
     /// PCIe counters.
     Pcie,
     /// Power and energy.
@@ -120,11 +122,12 @@ pub enum Group {
 
 impl Group {
     /// Every group, in the order age lines are written.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Utilization,
         Self::Gpm,
         Self::Memory,
         Self::Nvlink,
+        Self::Links,
         Self::Pcie,
         Self::Power,
         Self::Thermal,
@@ -141,6 +144,7 @@ impl Group {
             Self::Gpm => "gpm",
             Self::Memory => "memory",
             Self::Nvlink => "nvlink",
+            Self::Links => "links",
             Self::Pcie => "pcie",
             Self::Power => "power",
             Self::Thermal => "thermal",

@@ -1,10 +1,10 @@
 //! Families about physical GPUs: identity `gpu, uuid`, one row a device (design §4.3).
 
 use crate::family::{Family, Group, Kind, MeasuredAt, Unit};
-use crate::label::{DIRECTION, DOMAIN, GPU, GROUP, KIND, REASON, SENSOR, UUID, XID};
+use crate::label::{DIRECTION, DOMAIN, GPU, GROUP, KIND, LINK, READING, REASON, SENSOR, UUID, XID};
 
 macro_rules! families {
-    ($( $(#[$doc:meta])* $ident:ident = $name:literal, $kind:ident, $unit:expr, $measured:expr, [$($extra:expr),*], $help:literal; )*) => {
+    ($(#[$table_doc:meta])* $table:ident: $( $(#[$doc:meta])* $ident:ident = $name:literal, $kind:ident, $unit:expr, $measured:expr, [$($extra:expr),*], $help:literal; )*) => {
         $(
             $(#[$doc])*
             pub const $ident: Family = Family {
@@ -12,15 +12,17 @@ macro_rules! families {
                 labels: &[GPU, UUID, $($extra),*], measured: $measured,
             };
         )*
-        /// All families of this module, in the order they are written.
-        pub const FAMILIES: &[&Family] = &[$(&$ident),*];
+        $(#[$table_doc])*
+        pub const $table: &[&Family] = &[$(&$ident),*];
     };
 }
 
-use Group::{Clocks, Ecc, Gpm, Health, Memory, Nvlink, Pcie, Power, Thermal, Utilization};
+use Group::{Clocks, Ecc, Gpm, Health, Links, Memory, Nvlink, Pcie, Power, Thermal, Utilization};
 use MeasuredAt::{Device, Now};
 
 families! {
+    /// All device families of `/metrics`, in the order they are written.
+    FAMILIES:
     /// 1 while the device answers, 0 once it is lost, blocked or failing.
     UP = "gpu_up", Gauge, None, Now, [], "1 while the GPU answers NVML in time, 0 when it is lost, blocked or failing";
     /// Age of the newest reading of a group, written at response time.
@@ -52,9 +54,9 @@ families! {
     /// NVLink data rate, all links.
     NVLINK_BYTES_PER_SECOND = "gpu_nvlink_bytes_per_second", Gauge, Some(Unit::BytesPerSecond), Device(Nvlink), [DIRECTION], "NVLink data rate summed over all links, over the exporter's own window between two readings";
     /// NVLink errors by kind.
-    NVLINK_ERRORS_TOTAL = "gpu_nvlink_errors_total", Counter, None, Device(Nvlink), [KIND], "NVLink errors by kind, all links";
+    NVLINK_ERRORS_TOTAL = "gpu_nvlink_errors_total", Counter, None, Device(Links), [KIND], "NVLink errors by kind, all links";
     /// Links that are active.
-    NVLINK_LINKS_UP = "gpu_nvlink_links_up", Gauge, None, Device(Nvlink), [], "NVLink links that are active";
+    NVLINK_LINKS_UP = "gpu_nvlink_links_up", Gauge, None, Device(Links), [], "NVLink links that are active";
     /// PCIe bytes.
     PCIE_BYTES_TOTAL = "gpu_pcie_bytes_total", Counter, Some(Unit::Bytes), Device(Pcie), [DIRECTION], "PCIe bytes, continued across wraps of the device's counter";
     /// PCIe replays.
@@ -83,4 +85,17 @@ families! {
     HEALTH_REASON = "gpu_health_reason", Gauge, None, Device(Health), [REASON], "Share by which this reason lowers the health score; absent while the reason is not active";
     /// Fabric membership.
     FABRIC_INFO = "gpu_fabric_info", Info, None, Device(Health), ["cluster_uuid", "clique", "state"], "NVLink fabric membership; no cluster UUID means no domain";
+}
+
+families! {
+    /// Families of `/metrics/detail`: what would be too many series for every scrape.
+    DETAIL:
+    /// Whether one link is up.
+    NVLINK_LINK_UP = "gpu_nvlink_link_up", Gauge, None, Device(Links), [LINK], "1 while this NVLink link is up";
+    /// Data bytes of one link.
+    NVLINK_LINK_BYTES_TOTAL = "gpu_nvlink_link_bytes_total", Counter, Some(Unit::Bytes), Device(Links), [LINK, DIRECTION], "NVLink data bytes of one link since the driver was loaded";
+    /// Errors of one link.
+    NVLINK_LINK_ERRORS_TOTAL = "gpu_nvlink_link_errors_total", Counter, None, Device(Links), [LINK, KIND], "NVLink errors of one link by kind";
+    /// Whether the device offers a reading.
+    READING_SUPPORTED = "gpu_reading_supported", Gauge, None, Now, [READING], "1 where device and driver offer this reading, 0 where they do not; absent while it fails for another reason";
 }

@@ -10,6 +10,10 @@ pub const GROUP: &str = "group";
 pub const DIRECTION: &str = "direction";
 /// Kind of an error or row.
 pub const KIND: &str = "kind";
+/// Number of an NVLink link.
+pub const LINK: &str = "link";
+/// Name of a reading that a device may or may not offer.
+pub const READING: &str = "reading";
 /// Where a temperature is taken.
 pub const SENSOR: &str = "sensor";
 /// Clock domain.

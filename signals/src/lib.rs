@@ -13,15 +13,18 @@ pub mod label;
 pub mod own;
 pub mod pod;
 pub mod resource;
+pub mod serving;
 
 pub use family::{Family, Group, Kind, MeasuredAt, Unit};
 
 /// Every table of families, with the part that exposes it.
 pub const TABLES: &[(&str, &[&Family])] = &[
     ("exporter: devices", gpu::FAMILIES),
+    ("exporter: devices in detail", gpu::DETAIL),
     ("exporter: pods", pod::FAMILIES),
     ("exporter: itself", own::EXPORTER),
     ("adapter: itself", own::ADAPTER),
+    ("adapter: API server", serving::FAMILIES),
     ("every program", own::PROCESS),
 ];
 
@@ -89,7 +92,7 @@ mod tests {
 
     #[test]
     fn device_families_carry_the_identity_labels() {
-        for family in gpu::FAMILIES {
+        for family in gpu::FAMILIES.iter().chain(gpu::DETAIL) {
             assert_eq!(&family.labels[..2], &[label::GPU, label::UUID], "{}", family.name);
         }
     }
