@@ -13,12 +13,19 @@
 //!                                   └──► discovery, openapi (bytes built once per catalog)
 //! ```
 
+pub mod access;
+pub mod api;
 pub mod config;
+pub mod discovery;
 pub mod exposition;
 pub mod index;
 pub mod metrics;
 pub mod provider;
 pub mod quantity;
 pub mod query;
+pub mod route;
 pub mod selector;
+pub mod server;
 pub mod source;
+pub mod status;
+pub mod wire;
