@@ -1,0 +1,31 @@
+# The one door. No logic here: every target is `cargo xtask <target>`; ARGS are passed on.
+#   make demo ARGS='--hold'
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-cluster bench lint tidy generate controlplane
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+demo: ## watch a GPU's load become replicas, on a real control plane with simulated GPU nodes
+	@cargo xtask demo $(ARGS)
+
+test: ## unit, process and apiserver levels, as CI runs them
+	@cargo xtask test $(ARGS)
+
+test-cluster: ## node and cluster levels, with real peers
+	@cargo xtask test-cluster $(ARGS)
+
+bench: ## figures against their budgets, as JSON lines
+	@cargo xtask bench $(ARGS)
+
+lint: ## format, clippy, structure, dependencies, generated files, manifests, dashboards
+	@cargo xtask lint $(ARGS)
+
+tidy: ## the structure part of lint alone
+	@cargo xtask tidy $(ARGS)
+
+generate: ## write the files that are derived from code
+	@cargo xtask generate $(ARGS)
+
+controlplane: ## find or build the control plane, print where it is
+	@cargo xtask controlplane $(ARGS)

@@ -1,0 +1,317 @@
+//! `cargo xtask test`: the unit, process and apiserver levels, and what they add up to.
+//!
+//! Inputs: cargo's metadata (which test target belongs to which level), the levels asked for. Invariants: the
+//! runners' output is passed through untouched; the last line on stdout is one JSON object; a failed level
+//! does not keep the next one from running; where `CI` is set, a level that ran nothing or skipped something
+//! fails.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use cargo_metadata::{Metadata, TargetKind};
+use clap::ValueEnum;
+use serde_json::json;
+
+use crate::gobuild::{self, Found};
+use crate::libtest::{self, Counts};
+use crate::report::{note, result};
+use crate::repository::{cargo, metadata, run, variable};
+
+/// A test level of `make test`, weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Level {
+    /// No I/O: tests inside the crates, their pure integration tests, doc tests.
+    Unit,
+    /// Real binaries, fake NVML, fake kubelet sockets, loopback.
+    Process,
+    /// Real etcd, kube-apiserver, controller manager and scheduler.
+    Apiserver,
+}
+
+impl Level {
+    const ALL: [Self; 3] = [Self::Unit, Self::Process, Self::Apiserver];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Unit => "unit",
+            Self::Process => "process",
+            Self::Apiserver => "apiserver",
+        }
+    }
+
+    /// The level of an integration test target: by its prefix in the tests crate, unit elsewhere.
+    fn of(package: &str, target: &str) -> Option<Self> {
+        match target.split('_').next() {
+            Some("apiserver") => Some(Self::Apiserver),
+            Some("process") => Some(Self::Process),
+            // These levels have their own command, `cargo xtask test-cluster`.
+            Some("node" | "cluster" | "device") => None,
+            _ if package == TESTS_PACKAGE => None,
+            _ => Some(Self::Unit),
+        }
+    }
+}
+
+/// The package whose test files carry their level as prefix.
+const TESTS_PACKAGE: &str = "forewarm-tests";
+
+/// Arguments of `cargo xtask test`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct TestArgs {
+    /// Run only these levels; all three when absent.
+    #[arg(long = "level", value_name = "LEVEL")]
+    levels: Vec<Level>,
+
+    /// Passed on to every runner, for example a name filter.
+    #[arg(last = true, value_name = "ARGS")]
+    runner: Vec<OsString>,
+}
+
+/// Runs the levels.
+pub(crate) fn test(root: &Path, args: &TestArgs) -> Result<()> {
+    let levels: Vec<Level> = Level::ALL
+        .into_iter()
+        .filter(|level| args.levels.is_empty() || args.levels.contains(level))
+        .collect();
+    let targets = targets(&metadata(root)?);
+    let peers = prepare(root, &levels, &targets)?;
+
+    let mut counts = BTreeMap::new();
+    let mut failed = Vec::new();
+    for level in &levels {
+        let started = Instant::now();
+        note(format!("── {} level", level.name()));
+        let (sum, passed) = run_level(root, *level, &targets, &peers, &args.runner)?;
+        note(format!(
+            "── {} level: {} s",
+            level.name(),
+            started.elapsed().as_secs()
+        ));
+        if !passed {
+            failed.push(format!("the {} level failed", level.name()));
+        }
+        failed.extend(promises_broken(*level, &sum, variable("CI").is_some()));
+        counts.insert(*level, sum);
+    }
+    result(summary(&counts));
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        bail!("{}", failed.join("; "))
+    }
+}
+
+/// What the levels need besides cargo.
+#[derive(Debug, Default)]
+struct Peers {
+    control_plane: Option<Found>,
+    kustomize: Option<std::path::PathBuf>,
+}
+
+/// Compiles everything while Go builds what is missing; tests start when both are done, on a quiet machine.
+fn prepare(root: &Path, levels: &[Level], targets: &BTreeMap<Level, Vec<String>>) -> Result<Peers> {
+    let needs_peers = levels.contains(&Level::Apiserver);
+    std::thread::scope(|scope| {
+        let peers = scope.spawn(move || -> Result<Peers> {
+            if !needs_peers {
+                return Ok(Peers::default());
+            }
+            Ok(Peers {
+                kustomize: Some(gobuild::kustomize(root)?),
+                control_plane: Some(gobuild::control_plane(root)?),
+            })
+        });
+        let mut compile = cargo(root);
+        compile.args(["test", "--locked", "--no-run", "--lib", "--bins"]);
+        for target in levels.iter().filter_map(|level| targets.get(level)).flatten() {
+            compile.args(["--test", target]);
+        }
+        let compiled = run(&mut compile);
+        let peers = match peers.join() {
+            Ok(peers) => peers,
+            Err(_) => bail!("building the peers panicked"),
+        };
+        compiled?;
+        peers
+    })
+}
+
+fn run_level(
+    root: &Path,
+    level: Level,
+    targets: &BTreeMap<Level, Vec<String>>,
+    peers: &Peers,
+    runner: &[OsString],
+) -> Result<(Counts, bool)> {
+    let none = Vec::new();
+    let named = targets.get(&level).unwrap_or(&none);
+    let mut commands = Vec::new();
+    let mut tests = cargo(root);
+    tests.args(["test", "--locked", "--no-fail-fast"]);
+    if level == Level::Unit {
+        tests.args(["--lib", "--bins"]);
+    }
+    for target in named {
+        tests.args(["--test", target]);
+    }
+    if level == Level::Unit || !named.is_empty() {
+        commands.push(tests);
+    }
+    if level == Level::Unit {
+        let mut docs = cargo(root);
+        docs.args(["test", "--locked", "--no-fail-fast", "--doc"]);
+        commands.push(docs);
+    }
+    let mut sum = Counts::default();
+    let mut passed = true;
+    for mut command in commands {
+        if let Some(found) = &peers.control_plane {
+            found.tell(&mut command);
+        }
+        if let Some(kustomize) = &peers.kustomize {
+            command.env("FOREWARM_KUSTOMIZE", kustomize);
+        }
+        if !runner.is_empty() {
+            command.arg("--").args(runner);
+        }
+        let (status, counts) = libtest::count(&mut command)?;
+        passed &= status.success() && counts.failed == 0;
+        sum.add(&counts);
+    }
+    Ok((sum, passed))
+}
+
+/// Why a level that CI promises does not count as run.
+fn promises_broken(level: Level, counts: &Counts, ci: bool) -> Option<String> {
+    let name = level.name();
+    if !ci {
+        return None;
+    }
+    if counts.passed + counts.failed == 0 {
+        return Some(format!("the {name} level ran no test"));
+    }
+    (counts.skipped > 0).then(|| format!("the {name} level skipped {}", counts.skipped))
+}
+
+fn summary(counts: &BTreeMap<Level, Counts>) -> serde_json::Value {
+    let levels: serde_json::Map<_, _> = counts
+        .iter()
+        .map(|(level, counts)| {
+            let fields = if counts.failed == 0 {
+                json!({"passed": counts.passed, "skipped": counts.skipped})
+            } else {
+                json!({"passed": counts.passed, "skipped": counts.skipped, "failed": counts.failed})
+            };
+            (level.name().to_owned(), fields)
+        })
+        .collect();
+    let recordings: u64 = counts.values().map(|counts| counts.recordings_skipped).sum();
+    json!({"tests": levels, "recordings_skipped": recordings})
+}
+
+/// The integration test targets of each level.
+fn targets(metadata: &Metadata) -> BTreeMap<Level, Vec<String>> {
+    let mut targets: BTreeMap<Level, Vec<String>> = BTreeMap::new();
+    for package in metadata.workspace_packages() {
+        for target in package
+            .targets
+            .iter()
+            .filter(|target| target.kind.contains(&TargetKind::Test))
+        {
+            if let Some(level) = Level::of(&package.name, &target.name) {
+                targets.entry(level).or_default().push(target.name.clone());
+            }
+        }
+    }
+    targets.values_mut().for_each(|names| names.sort());
+    targets
+}
+
+/// Says which of the heavier levels exist, without pretending.
+pub(crate) fn test_cluster(root: &Path) -> Result<()> {
+    let metadata = metadata(root).context("reading the workspace")?;
+    let exists = |prefix: &str| {
+        metadata.workspace_packages().iter().any(|package| {
+            package
+                .targets
+                .iter()
+                .any(|target| target.kind.contains(&TargetKind::Test) && target.name.starts_with(prefix))
+        })
+    };
+    for (level, peers) in [
+        ("node", "a real kubelet, containerd and runc"),
+        (
+            "cluster",
+            "kwok, Prometheus, prometheus-adapter, Kueue, Karpenter",
+        ),
+    ] {
+        if exists(level) {
+            bail!("there are {level} tests, but this command cannot run them yet");
+        }
+        note(format!(
+            "the {level} level ({peers}) does not exist yet: nothing was run"
+        ));
+    }
+    result(json!({"tests": {}, "absent": ["node", "cluster"]}));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_belongs_to_the_level_of_its_prefix() {
+        assert_eq!(Level::of("forewarm-tests", "apiserver"), Some(Level::Apiserver));
+        assert_eq!(
+            Level::of("forewarm-tests", "process_exporter_faults"),
+            Some(Level::Process)
+        );
+        assert_eq!(Level::of("forewarm-tests", "cluster_kueue"), None);
+        assert_eq!(Level::of("forewarm-tests", "unlabelled"), None);
+        assert_eq!(Level::of("forewarm-adapter", "grammar"), Some(Level::Unit));
+    }
+
+    #[test]
+    fn the_last_line_has_the_promised_shape() {
+        let counts = |passed, recordings_skipped| Counts {
+            passed,
+            recordings_skipped,
+            ..Counts::default()
+        };
+        let all = BTreeMap::from([
+            (Level::Unit, counts(3, 0)),
+            (Level::Process, counts(2, 1)),
+            (Level::Apiserver, counts(1, 1)),
+        ]);
+        let parsed: serde_json::Value = serde_json::from_str(&summary(&all).to_string()).unwrap();
+        assert_eq!(
+            parsed,
+            json!({"tests": {
+                "unit": {"passed": 3, "skipped": 0},
+                "process": {"passed": 2, "skipped": 0},
+                "apiserver": {"passed": 1, "skipped": 0},
+            }, "recordings_skipped": 2})
+        );
+    }
+
+    #[test]
+    fn ci_refuses_a_level_that_ran_nothing_or_skipped() {
+        let ran = Counts {
+            passed: 1,
+            ..Counts::default()
+        };
+        let skipped = Counts {
+            passed: 1,
+            skipped: 1,
+            ..Counts::default()
+        };
+        assert_eq!(promises_broken(Level::Unit, &ran, true), None);
+        assert!(promises_broken(Level::Process, &Counts::default(), true).is_some());
+        assert!(promises_broken(Level::Process, &skipped, true).is_some());
+        assert_eq!(promises_broken(Level::Process, &skipped, false), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! Where things are: the repository, cargo's metadata, the cache folder.
+//!
+//! Inputs: the environment and `cargo metadata`. Invariants: every path starts at the repository root, so a
+//! task does the same from any folder; what is built once lies under one cache folder of the user.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use cargo_metadata::{Metadata, MetadataCommand};
+
+/// The repository root: the folder above this crate.
+pub(crate) fn root() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // A binary that was built elsewhere and copied still works from within a checkout.
+    if here.is_dir() {
+        return Ok(here.parent().context("xtask lies in no folder")?.to_owned());
+    }
+    std::env::current_dir().context("no current folder")
+}
+
+/// Everything that cargo knows about the workspace, dependencies included.
+pub(crate) fn metadata(root: &Path) -> Result<Metadata> {
+    metadata_for(root, &[])
+}
+
+/// The same, with the dependencies of these targets only; of all targets when none is named.
+pub(crate) fn metadata_for(root: &Path, targets: &[String]) -> Result<Metadata> {
+    let mut options = vec!["--locked".to_owned()];
+    for target in targets {
+        options.extend(["--filter-platform".to_owned(), target.clone()]);
+    }
+    MetadataCommand::new()
+        .manifest_path(root.join("Cargo.toml"))
+        .other_options(options)
+        .exec()
+        .context("cargo metadata failed; is Cargo.lock up to date?")
+}
+
+/// A value of the environment that is set and not empty.
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}
+
+/// The cache folder of all that is built once: `FOREWARM_CACHE_DIR`, else `forewarm` in the user's cache.
+pub(crate) fn cache() -> Result<PathBuf> {
+    if let Some(folder) = variable("FOREWARM_CACHE_DIR") {
+        return Ok(folder);
+    }
+    if let Some(caches) = variable("XDG_CACHE_HOME") {
+        return Ok(caches.join("forewarm"));
+    }
+    match variable("HOME") {
+        Some(home) => Ok(home.join(".cache/forewarm")),
+        None => bail!("no cache folder: set FOREWARM_CACHE_DIR, XDG_CACHE_HOME or HOME"),
+    }
+}
+
+/// The cargo that runs us.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(variable("CARGO").unwrap_or_else(|| PathBuf::from("cargo")));
+    command.current_dir(root);
+    command
+}
+
+/// Runs a command to its end with our own streams.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("{} did not start", described(command)))?;
+    if !status.success() {
+        bail!("{} failed ({status})", described(command));
+    }
+    Ok(())
+}
+
+/// A command as one would type it.
+pub(crate) fn described(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut words = vec![
+        program
+            .file_name()
+            .unwrap_or(command.get_program())
+            .to_string_lossy()
+            .into_owned(),
+    ];
+    words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
+    words.join(" ")
+}
+
+/// This very program, built with the programs it asks about.
+pub(crate) fn xtask_with_programs(root: &Path, args: &[&str]) -> Command {
+    let mut command = cargo(root);
+    // No `--package`: at the root of a virtual workspace cargo then resolves features for all members, and
+    // so shares every compiled dependency with `cargo test` and `cargo clippy`.
+    command
+        .args(["run", "--quiet", "--bin", "xtask", "--"])
+        .args(args);
+    command
+}
