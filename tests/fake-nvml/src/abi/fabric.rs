@@ -1,0 +1,161 @@
+//! Fabric registration and topology between the GPUs of the node.
+
+use std::ffi::c_uint;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
+    nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t, nvmlGpuTopologyLevel_t, nvmlPlatformInfo_v1_t,
+    nvmlPlatformInfo_v2_t,
+};
+
+use super::identity::numa_node;
+use super::{View, device_call, expect_version, put, put_list, version_of, version_word};
+use crate::code::Code;
+use crate::state;
+
+/// Every aspect of the mask says "false", that is: not degraded.
+const HEALTHY_MASK: u32 = 0b01_10_10_10_10;
+const HEALTHY: u8 = 1;
+
+const TOPOLOGY_INTERNAL: u32 = 0;
+const TOPOLOGY_NODE: u32 = 40;
+const TOPOLOGY_SYSTEM: u32 = 50;
+
+const P2P_OK: u32 = 0;
+const P2P_CHIPSET_NOT_SUPPORTED: u32 = 1;
+const P2P_NOT_SUPPORTED: u32 = 5;
+/// Index of the NVLink capability.
+const P2P_NVLINK: u32 = 2;
+
+/// Parses `8-4-4-4-12` hex into bytes; anything else is the all-zero UUID, "no domain".
+fn uuid_bytes(text: &str) -> [u8; 16] {
+    let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();
+    let mut bytes = [0; 16];
+    if digits.len() == 32 {
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = (pair[0] << 4 | pair[1]) as u8;
+        }
+    }
+    bytes
+}
+
+fn fabric(view: &View<'_>) -> nvmlGpuFabricInfo_v3_t {
+    let control = &view.gpu().fabric;
+    let profile = view.profile().fabric.as_ref();
+    let state = control.state.or(profile.map(|fabric| fabric.state)).unwrap_or(0);
+    let uuid = control
+        .cluster_uuid
+        .as_deref()
+        .or(profile.map(|fabric| fabric.cluster_uuid.as_str()));
+    let registered = state == 3;
+    nvmlGpuFabricInfo_v3_t {
+        version: version_word::<nvmlGpuFabricInfo_v3_t>(3),
+        clusterUuid: if registered {
+            uuid_bytes(uuid.unwrap_or_default())
+        } else {
+            [0; 16]
+        },
+        // Has a meaning in state 3 only.
+        status: 0,
+        cliqueId: control
+            .clique
+            .or(profile.map(|fabric| fabric.clique))
+            .unwrap_or(0),
+        state,
+        healthMask: control
+            .health_mask
+            .unwrap_or(if registered { HEALTHY_MASK } else { 0 }),
+        healthSummary: control
+            .health_summary
+            .unwrap_or(if registered { HEALTHY } else { 0 }),
+    }
+}
+
+fn ancestor(view: &View<'_>, other: usize) -> u32 {
+    if view.at == other {
+        TOPOLOGY_INTERNAL
+    } else if numa_node(view, view.at) == numa_node(view, other) {
+        TOPOLOGY_NODE
+    } else {
+        TOPOLOGY_SYSTEM
+    }
+}
+
+device_call! {
+    nvmlDeviceGetGpuFabricInfoV(info: *mut nvmlGpuFabricInfo_v3_t) |view| {
+        let answer = fabric(view);
+        // Two layouts share the entry: the caller's word says which one it has room for.
+        match version_of(info)? {
+            word if word == version_word::<nvmlGpuFabricInfo_v3_t>(3) => put(info, answer),
+            word if word == version_word::<nvmlGpuFabricInfo_v2_t>(2) => put(info.cast(), nvmlGpuFabricInfo_v2_t {
+                version: word,
+                clusterUuid: answer.clusterUuid,
+                status: answer.status,
+                cliqueId: answer.cliqueId,
+                state: answer.state,
+                healthMask: answer.healthMask,
+            }),
+            _ => Err(Code::VERSION_MISMATCH),
+        }
+    };
+    nvmlDeviceGetGpuFabricInfo(info: *mut nvmlGpuFabricInfo_t) |view| {
+        let answer = fabric(view);
+        put(info, nvmlGpuFabricInfo_t {
+            clusterUuid: answer.clusterUuid,
+            status: answer.status,
+            cliqueId: answer.cliqueId,
+            state: answer.state,
+        })
+    };
+    nvmlDeviceGetTopologyCommonAncestor(other: nvmlDevice_t, level: *mut nvmlGpuTopologyLevel_t) |view| {
+        let other = view.state.index_of(other)?;
+        put(level, ancestor(view, other))
+    };
+    nvmlDeviceGetTopologyNearestGpus(
+        level: nvmlGpuTopologyLevel_t, count: *mut c_uint, devices: *mut nvmlDevice_t,
+    ) |view| {
+        let near: Vec<nvmlDevice_t> = (0..view.state.gpus.len())
+            .filter(|other| *other != view.at && ancestor(view, *other) <= level)
+            .map(state::handle)
+            .collect();
+        put_list(devices, count, &near)
+    };
+    nvmlDeviceGetP2PStatus(other: nvmlDevice_t, index: nvmlGpuP2PCapsIndex_t, status: *mut nvmlGpuP2PStatus_t)
+        |view| {
+        view.state.index_of(other)?;
+        if index > 4 {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        put(status, match (view.profile().nvlink.is_some(), index) {
+            (true, _) => P2P_OK,
+            (false, P2P_NVLINK) => P2P_NOT_SUPPORTED,
+            (false, _) => P2P_CHIPSET_NOT_SUPPORTED,
+        })
+    };
+    // No board modelled so far has a chassis to tell of, or a CPU at the other end of C2C links.
+    nvmlDeviceGetPlatformInfo(info: *mut nvmlPlatformInfo_v2_t) |view| {
+        expect_version(info, 2).or_else(|_| expect_version(info.cast::<nvmlPlatformInfo_v1_t>(), 1))?;
+        Err(Code::NOT_SUPPORTED)
+    };
+    nvmlDeviceGetC2cModeInfoV(info: *mut nvmlC2cModeInfo_v1_t) |view| {
+        _ = info;
+        Err(Code::NOT_SUPPORTED)
+    };
+    nvmlDeviceOnSameBoard(other: nvmlDevice_t, same: *mut std::ffi::c_int) |view| {
+        let other = view.state.index_of(other)?;
+        put(same, i32::from(other == view.at))
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cluster_uuids_are_read_as_bytes() {
+        let bytes = uuid_bytes("00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(bytes[0..3], [0x00, 0x11, 0x22]);
+        assert_eq!(bytes[15], 0xff);
+        assert_eq!(uuid_bytes("short"), [0; 16]);
+    }
+}

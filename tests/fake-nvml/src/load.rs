@@ -1,0 +1,161 @@
+//! What one GPU reads at a moment: the control of the GPU with the profile's defaults filled in.
+//!
+//! Pure. Values are as a healthy driver would tell them: shares within 0 to 1, numbers finite.
+
+use crate::control::{GpuControl, Process, Throttle};
+use crate::profile::Profile;
+
+/// Everything that holds until the control changes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Load {
+    pub(crate) busy: f64,
+    pub(crate) sm_active: f64,
+    pub(crate) sm_occupancy: f64,
+    pub(crate) tensor: f64,
+    pub(crate) dram: f64,
+    pub(crate) encoder: f64,
+    pub(crate) decoder: f64,
+    pub(crate) memory_used: u64,
+    pub(crate) time_in_memory: bool,
+    pub(crate) power_watts: f64,
+    pub(crate) temperature: f64,
+    pub(crate) memory_temperature: f64,
+    pub(crate) sm_clock: u32,
+    pub(crate) memory_clock: u32,
+    pub(crate) video_clock: u32,
+    pub(crate) performance_state: u32,
+    pub(crate) nvlink_tx: f64,
+    pub(crate) nvlink_rx: f64,
+    pub(crate) pcie_tx: f64,
+    pub(crate) pcie_rx: f64,
+    pub(crate) links_down: Vec<u32>,
+    pub(crate) throttle: Vec<Throttle>,
+    pub(crate) processes: Vec<Process>,
+}
+
+fn share(value: f64) -> f64 {
+    if value.is_finite() {
+        value.clamp(0.0, 1.0)
+    } else {
+        0.0
+    }
+}
+
+fn rate(value: Option<f64>) -> f64 {
+    value
+        .filter(|rate| rate.is_finite() && *rate > 0.0)
+        .unwrap_or(0.0)
+}
+
+impl Load {
+    /// Load of a GPU of `profile` under `control`.
+    pub(crate) fn of(control: &GpuControl, profile: &Profile, time_in_memory: bool) -> Self {
+        let busy = share(control.busy.unwrap_or(0.0));
+        let sm_active = share(control.sm_active.unwrap_or(0.8 * busy));
+        let between = |idle: f64, load: f64| idle + (load - idle) * busy;
+        let clock = |idle: u32, max: u32| if busy > 0.0 { max } else { idle };
+        let temperature = control
+            .temperature_celsius
+            .unwrap_or_else(|| between(profile.temperature.idle_celsius, profile.temperature.load_celsius));
+        let clocks = &profile.clocks;
+        let held: u64 = control.processes.iter().map(|process| process.memory_bytes).sum();
+        let idles_in_p0 = clocks.memory_idle_mhz == clocks.memory_max_mhz;
+        Self {
+            busy,
+            sm_active,
+            sm_occupancy: share(control.sm_occupancy.unwrap_or(0.5 * sm_active)),
+            tensor: share(control.tensor.unwrap_or(0.6 * sm_active)),
+            dram: share(control.dram.unwrap_or(0.5 * busy)),
+            encoder: share(control.encoder.unwrap_or(0.0)),
+            decoder: share(control.decoder.unwrap_or(0.0)),
+            memory_used: control
+                .memory_used_bytes
+                .unwrap_or(held)
+                .min(profile.memory_usable_bytes()),
+            time_in_memory: control.encode_time_in_memory.unwrap_or(time_in_memory),
+            power_watts: control
+                .power_watts
+                .unwrap_or_else(|| between(profile.power.idle_watts, profile.power.load_watts)),
+            temperature,
+            memory_temperature: control.memory_temperature_celsius.unwrap_or(temperature + 6.0),
+            sm_clock: control
+                .sm_clock_mhz
+                .unwrap_or_else(|| clock(clocks.sm_idle_mhz, clocks.sm_max_mhz)),
+            memory_clock: control
+                .memory_clock_mhz
+                .unwrap_or_else(|| clock(clocks.memory_idle_mhz, clocks.memory_max_mhz)),
+            video_clock: clock(clocks.video_idle_mhz, clocks.video_max_mhz),
+            performance_state: control.performance_state.unwrap_or(if busy > 0.0 || idles_in_p0 {
+                0
+            } else {
+                8
+            }),
+            nvlink_tx: rate(control.nvlink_tx_bytes_per_second),
+            nvlink_rx: rate(control.nvlink_rx_bytes_per_second),
+            pcie_tx: rate(control.pcie_tx_bytes_per_second),
+            pcie_rx: rate(control.pcie_rx_bytes_per_second),
+            links_down: control.nvlink_links_down.clone(),
+            throttle: control.throttle.clone(),
+            processes: control.processes.clone(),
+        }
+    }
+
+    /// Clock event reasons mask; an idle GPU says so.
+    pub(crate) fn throttle_bits(&self) -> u64 {
+        let idle = u64::from(self.busy <= 0.0);
+        self.throttle
+            .iter()
+            .fold(idle, |bits, reason| bits | reason.bit())
+    }
+
+    /// Whether `link` carries traffic.
+    pub(crate) fn link_up(&self, link: u32) -> bool {
+        !self.links_down.contains(&link)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_saturates_and_shares_stay_in_range() {
+        let profile = Profile::load("h100-sxm").unwrap();
+        let control = GpuControl {
+            busy: Some(3.5),
+            sm_active: Some(f64::NAN),
+            tensor: Some(-1.0),
+            ..GpuControl::default()
+        };
+        let load = Load::of(&control, &profile, false);
+        assert!((load.busy - 1.0).abs() < 1e-9);
+        assert!(load.sm_active.abs() < 1e-9 && load.tensor.abs() < 1e-9);
+        assert!((load.power_watts - profile.power.load_watts).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_idle_gpu_says_so() {
+        let load = Load::of(&GpuControl::default(), &Profile::load("t4").unwrap(), false);
+        assert_eq!(load.throttle_bits(), 1);
+        assert_eq!(load.performance_state, 8);
+        assert_eq!(load.memory_used, 0);
+    }
+
+    #[test]
+    fn used_memory_defaults_to_what_processes_hold_and_never_exceeds_the_board() {
+        let profile = Profile::load("t4").unwrap();
+        let held = |bytes| GpuControl {
+            processes: vec![Process {
+                pid: 1,
+                memory_bytes: bytes,
+                ..Process::default()
+            }],
+            ..GpuControl::default()
+        };
+        assert_eq!(Load::of(&held(1 << 30), &profile, false).memory_used, 1 << 30);
+        assert_eq!(
+            Load::of(&held(1 << 40), &profile, false).memory_used,
+            profile.memory_usable_bytes()
+        );
+    }
+}
