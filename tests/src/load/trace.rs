@@ -232,7 +232,7 @@ fn seconds(text: &str) -> Option<f64> {
         return number.is_finite().then_some(number);
     }
     let civil: jiff::civil::DateTime = text.parse().ok()?;
-    Some(civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp().as_duration().as_secs_f64())
+    Some(jiff::tz::Offset::UTC.to_timestamp(civil).ok()?.as_duration().as_secs_f64())
 }
 
 #[cfg(test)]

@@ -1,0 +1,140 @@
+//! Installs objects as `kubectl apply --server-side` would, in kustomize's order.
+//!
+//! Invariants: the objects are those of `manifests/`, changed only by a kustomize overlay that anyone
+//! could write; field manager `forewarm-demo`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{Scope, pinned_kind};
+use kube::{Api, Client};
+use serde_json::Value;
+
+/// What the demo changes in the adapter's config: with the HPA looking five times as often as by default,
+/// values are averaged over a fifth of the time.
+const WINDOW: (&str, &str) = ("length: 15s", "length: 3s");
+
+/// The repository's `manifests/`.
+#[must_use]
+pub fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests")
+}
+
+/// Writes the demo's overlay of `manifests/base` into `folder`.
+///
+/// # Errors
+/// When a file cannot be read or written, or the config no longer has the window that is changed.
+pub fn overlay(folder: &Path) -> anyhow::Result<()> {
+    let manifests = manifests().canonicalize().context("manifests/")?;
+    let config = manifests.join("base/adapter/config.yaml");
+    let text = std::fs::read_to_string(&config).with_context(|| config.display().to_string())?;
+    anyhow::ensure!(text.contains(WINDOW.0), "{}: no `{}` to change", config.display(), WINDOW.0);
+    std::fs::write(folder.join("config.yaml"), text.replace(WINDOW.0, WINDOW.1))?;
+    // JSON is YAML.
+    let kustomization = serde_json::json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [manifests.join("base")],
+        "configMapGenerator": [{
+            "name": "forewarm-adapter",
+            "namespace": "forewarm",
+            "behavior": "merge",
+            "files": ["config.yaml"],
+            "options": {"disableNameSuffixHash": true},
+        }],
+    });
+    std::fs::write(folder.join("kustomization.yaml"), kustomization.to_string())?;
+    Ok(())
+}
+
+/// Applies objects in order.
+///
+/// # Errors
+/// The first object that the API server refuses, by kind and name.
+pub async fn apply(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+    let params = PatchParams::apply("forewarm-demo").force();
+    for value in objects {
+        let object: DynamicObject = serde_json::from_value(value.clone()).context("an object without a kind")?;
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let types = object.types.clone().unwrap_or_default();
+        let named = || format!("applying {} {name}", types.kind);
+        let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
+        let kind = GroupVersionKind::gvk(group, version, &types.kind);
+        let (resource, capabilities) = pinned_kind(client, &kind).await.with_context(named)?;
+        let api: Api<DynamicObject> = match (&object.metadata.namespace, capabilities.scope) {
+            (Some(namespace), Scope::Namespaced) => Api::namespaced_with(client.clone(), namespace, &resource),
+            _ => Api::all_with(client.clone(), &resource),
+        };
+        api.patch(&name, &params, &Patch::Apply(value)).await.with_context(named)?;
+    }
+    Ok(())
+}
+
+/// The inference Deployment and its HPA, from the example that users get, fitted to the demo.
+///
+/// # Errors
+/// When the example is not as expected.
+pub fn workload(namespace: &str, name: &str, target: u32, most: u32) -> anyhow::Result<Vec<Value>> {
+    let file = manifests().join("examples/hpa.yaml");
+    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let mut objects = crate::kustomize::objects(&text).map_err(anyhow::Error::msg)?;
+    for object in &mut objects {
+        object["metadata"]["namespace"] = namespace.into();
+        object["metadata"]["name"] = name.into();
+        match object["kind"].as_str() {
+            Some("Deployment") => {
+                object["spec"]["replicas"] = 1.into();
+                object["spec"]["selector"]["matchLabels"] = serde_json::json!({"app": name});
+                object["spec"]["template"]["metadata"]["labels"] = serde_json::json!({"app": name});
+                object["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5.into();
+                let container = &mut object["spec"]["template"]["spec"]["containers"][0];
+                container["image"] = "forewarm/simulated-inference".into();
+                // A simulated container tells its readiness itself.
+                if let Some(container) = container.as_object_mut() {
+                    container.remove("readinessProbe");
+                }
+            }
+            Some("HorizontalPodAutoscaler") => {
+                object["spec"]["scaleTargetRef"]["name"] = name.into();
+                object["spec"]["maxReplicas"] = most.into();
+                object["spec"]["metrics"][0]["pods"]["target"]["averageValue"] = target.to_string().into();
+                // Everything a fifth as long, to match the HPA's sync period here.
+                object["spec"]["behavior"] = serde_json::json!({
+                    "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": [
+                        {"type": "Percent", "value": 100, "periodSeconds": 3},
+                        {"type": "Pods", "value": 4, "periodSeconds": 3}]},
+                    "scaleDown": {"stabilizationWindowSeconds": 6, "policies": [
+                        {"type": "Percent", "value": 100, "periodSeconds": 3}]},
+                });
+            }
+            other => anyhow::bail!("{}: unexpected {other:?}", file.display()),
+        }
+    }
+    Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_overlay_shortens_every_window_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        overlay(folder.path()).unwrap();
+        let stock = std::fs::read_to_string(manifests().join("base/adapter/config.yaml")).unwrap();
+        let ours = std::fs::read_to_string(folder.path().join("config.yaml")).unwrap();
+        assert_ne!(stock, ours);
+        assert_eq!(stock, ours.replace(WINDOW.1, WINDOW.0));
+    }
+
+    #[test]
+    fn the_demo_scales_what_the_example_scales() {
+        let objects = workload("demo", "llm", 60, 24).unwrap();
+        assert_eq!(objects.len(), 2);
+        assert_eq!(objects[0]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], 1);
+        assert_eq!(objects[1]["spec"]["metrics"][0]["pods"]["metric"]["name"], "gpu_sm_active_percent");
+        assert_eq!(objects[1]["spec"]["scaleTargetRef"]["name"], "llm");
+    }
+}

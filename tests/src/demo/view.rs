@@ -1,0 +1,406 @@
+//! The picture as lines of text, for a terminal.
+//!
+//! Invariants: pure; no line is wider than asked for, no more lines than fit; what does not fit is left
+//! out from the least important block (events, then pods), never cut in the middle.
+
+use std::collections::VecDeque;
+
+use super::picture::{Act, ActStatus, Picture, PodRow, Sample};
+
+/// How a piece of text looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// As it is.
+    Plain,
+    /// Less important.
+    Dim,
+    /// A heading or a number to look at.
+    Bold,
+    /// As it should be.
+    Good,
+    /// Worth a look.
+    Warning,
+    /// Not as it should be.
+    Bad,
+    /// A plot.
+    Plot,
+}
+
+/// A piece of a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The text.
+    pub text: String,
+    /// How it looks.
+    pub look: Look,
+}
+
+/// A line.
+pub type Line = Vec<Piece>;
+
+fn piece(text: impl Into<String>, look: Look) -> Piece {
+    Piece { text: text.into(), look }
+}
+
+/// Width of the names and of the numbers of the upper block.
+const NAME: usize = 14;
+const VALUE: usize = 22;
+
+/// From this height on there are blank lines between blocks, and evidence under acts.
+const ROOMY: usize = 34;
+
+/// Fewest lines left for events before pods are shortened.
+const LEAST_EVENTS: usize = 3;
+
+/// Draws the picture into at most `height` lines of at most `width` columns.
+#[must_use]
+pub fn lines(picture: &Picture, width: usize, height: usize) -> Vec<Line> {
+    let roomy = height >= ROOMY;
+    let mut top = head(picture);
+    top.extend(readings(picture, width));
+    top.push(Vec::new());
+    top.extend(picture.acts.iter().flat_map(|act| act_lines(act, roomy)));
+    let nodes = node_lines(picture);
+    let pods = pod_lines(&picture.pods);
+    let foot: Vec<Line> = picture.links.iter().map(|link| vec![piece(format!(" {link}"), Look::Dim)]).collect();
+
+    // In a roomy view each of the four blocks below has a blank line before it.
+    let fixed = top.len() + nodes.len() + foot.len() + if roomy { 4 } else { 1 };
+    let room = height.saturating_sub(fixed);
+    let pods = shortened(pods, room.saturating_sub(LEAST_EVENTS));
+    let events = event_lines(picture, room.saturating_sub(pods.len()));
+
+    let mut all = top;
+    if !roomy {
+        all.push(Vec::new());
+    }
+    for block in [nodes, pods, events, foot] {
+        if roomy && !block.is_empty() {
+            all.push(Vec::new());
+        }
+        all.extend(block);
+    }
+    all.truncate(height);
+    all.into_iter().map(|line| clipped(line, width)).collect()
+}
+
+fn head(picture: &Picture) -> Vec<Line> {
+    vec![
+        vec![
+            piece(" forewarm", Look::Bold),
+            piece(format!("  {}  ", picture.subtitle), Look::Dim),
+            piece(clock(picture.elapsed), Look::Bold),
+        ],
+        vec![piece(" now  ", Look::Dim), piece(picture.now.clone(), Look::Warning)],
+        Vec::new(),
+    ]
+}
+
+fn readings(picture: &Picture, width: usize) -> Vec<Line> {
+    let last = picture.last();
+    let room = width.saturating_sub(NAME + VALUE + 3);
+    let plot = |value: fn(&Sample) -> Option<f64>, top: f64| sparkline(&picture.history, value, top, room);
+    let most = |value: fn(&Sample) -> Option<f64>, least: f64| {
+        picture.history.iter().filter_map(value).fold(least, f64::max)
+    };
+    let percent = |value: Option<f64>| value.map_or("no value".to_owned(), |value| format!("{value:.0} %"));
+    let mut rows = vec![
+        row(
+            "offered load",
+            last.offered.map_or("-".to_owned(), |gpus| format!("{gpus:.2} GPUs")),
+            Look::Bold,
+            plot(|sample| sample.offered, most(|sample| sample.offered, 1.0)),
+        ),
+        row(
+            "GPU busy",
+            if last.busy.is_some_and(|busy| busy > 99.0) {
+                "100 % (saturated)".to_owned()
+            } else {
+                percent(last.busy)
+            },
+            Look::Plain,
+            plot(|sample| sample.busy, 100.0),
+        ),
+        row(
+            "SM active",
+            picture.target.map_or(percent(last.sm_active), |target| {
+                format!("{} of {target:.0} %", percent(last.sm_active))
+            }),
+            Look::Bold,
+            plot(|sample| sample.sm_active, 100.0),
+        ),
+        row(
+            "queue",
+            last.queue.map_or("-".to_owned(), |queue| format!("{queue:.0} requests")),
+            Look::Plain,
+            plot(|sample| sample.queue, most(|sample| sample.queue, 20.0)),
+        ),
+        row(
+            "value age",
+            last.age.map_or("no value".to_owned(), |age| format!("{age:.1} s")),
+            if last.age.is_some_and(|age| age < 5.0) { Look::Good } else { Look::Warning },
+            plot(|sample| sample.age, most(|sample| sample.age, 5.0)),
+        ),
+    ];
+    if let (Some(current), Some(desired)) = (last.current, last.desired) {
+        rows.push(row(
+            "HPA",
+            format!("{current} now, {desired} wanted"),
+            if current == desired { Look::Good } else { Look::Warning },
+            plot(
+                |sample| sample.desired.map(f64::from),
+                most(|sample| sample.desired.map(f64::from), 2.0),
+            ),
+        ));
+    }
+    rows.push(row(
+        "replicas",
+        format!("{} ready, {} loading", last.ready, last.loading),
+        if last.loading == 0 { Look::Good } else { Look::Warning },
+        plot(|sample| Some(f64::from(sample.ready)), most(|sample| sample.desired.map(f64::from), 2.0)),
+    ));
+    rows
+}
+
+fn row(name: &str, value: String, look: Look, plot: String) -> Line {
+    vec![
+        piece(format!(" {name:<NAME$}"), Look::Dim),
+        piece(format!("{value:<VALUE$} "), look),
+        piece(plot, Look::Plot),
+    ]
+}
+
+/// The newest `width` columns of a series; a blank where there was no value.
+fn sparkline(
+    history: &VecDeque<Sample>,
+    value: fn(&Sample) -> Option<f64>,
+    top: f64,
+    width: usize,
+) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    // All of it, squeezed, until it is longer than a quarter of an hour's story can be.
+    let each = history.len().div_ceil(width.max(1)).max(1);
+    let samples: Vec<_> = history.iter().collect();
+    samples
+        .chunks(each)
+        .map(|chunk| {
+            let values: Vec<f64> = chunk.iter().filter_map(|sample| value(sample)).collect();
+            if values.is_empty() {
+                return ' ';
+            }
+            let highest = values.iter().copied().fold(0.0, f64::max);
+            let eighths = (highest / top.max(f64::MIN_POSITIVE) * 8.0).ceil().clamp(1.0, 8.0);
+            // Between 1 and 8 by the clamp.
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1..=8")]
+            let bar = eighths as usize - 1;
+            BARS[bar]
+        })
+        .collect()
+}
+
+fn act_lines(act: &Act, with_evidence: bool) -> Vec<Line> {
+    let (mark, look) = match act.status {
+        ActStatus::Waiting => ("[ ]", Look::Dim),
+        ActStatus::Running => ("[~]", Look::Warning),
+        ActStatus::Shown => ("[x]", Look::Good),
+        ActStatus::Refuted => ("[!]", Look::Bad),
+    };
+    let mut lines = vec![vec![piece(format!(" {mark} {}", act.claim), look)]];
+    if with_evidence && !act.evidence.is_empty() {
+        lines.push(vec![piece(format!("     {}", act.evidence), Look::Dim)]);
+    }
+    lines
+}
+
+fn node_lines(picture: &Picture) -> Vec<Line> {
+    picture
+        .nodes
+        .iter()
+        .map(|node| {
+            let free = node.gpus.saturating_sub(node.used);
+            let exporter = if node.exporter == "up" { Look::Good } else { Look::Bad };
+            vec![
+                piece(format!(" {:<NAME$}", node.name), Look::Plain),
+                piece("■".repeat(node.used), Look::Plot),
+                piece("·".repeat(free), Look::Dim),
+                piece(format!("  {} of {} GPUs   exporter ", node.used, node.gpus), Look::Dim),
+                piece(node.exporter.to_owned(), exporter),
+            ]
+        })
+        .collect()
+}
+
+fn pod_lines(pods: &[PodRow]) -> Vec<Line> {
+    pods.iter()
+        .map(|pod| {
+            let look = match pod.phase {
+                "ready" => Look::Good,
+                "loading" | "pending" => Look::Warning,
+                _ => Look::Dim,
+            };
+            let values = match (pod.busy, pod.sm_active) {
+                (Some(busy), Some(sm)) => {
+                    let age = pod.age.map_or(String::new(), |age| format!("   {age:.1} s old"));
+                    format!("busy {busy:>3.0} %   SM active {sm:>3.0} %{age}")
+                }
+                _ if pod.phase == "ready" => "no value: none that is fresh enough".to_owned(),
+                _ => "withheld: not ready".to_owned(),
+            };
+            vec![
+                piece(format!(" {:<24} {:<8} ", pod.name, pod.node), Look::Plain),
+                piece(format!("{:<8} ", pod.phase), look),
+                piece(values, Look::Plain),
+            ]
+        })
+        .collect()
+}
+
+fn event_lines(picture: &Picture, room: usize) -> Vec<Line> {
+    picture
+        .events
+        .iter()
+        .skip(picture.events.len().saturating_sub(room))
+        .map(|event| vec![piece(format!(" {}  ", clock(event.at)), Look::Dim), piece(event.text.clone(), Look::Plain)])
+        .collect()
+}
+
+/// Keeps `room` lines, the last of which says how many are left out.
+fn shortened(mut lines: Vec<Line>, room: usize) -> Vec<Line> {
+    if lines.len() > room && room > 0 {
+        let left_out = lines.len() - (room - 1);
+        lines.truncate(room - 1);
+        lines.push(vec![piece(format!(" … {left_out} more"), Look::Dim)]);
+    } else if room == 0 {
+        lines.clear();
+    }
+    lines
+}
+
+fn clipped(line: Line, width: usize) -> Line {
+    let mut left = width;
+    line.into_iter()
+        .map(|part| {
+            let text: String = part.text.chars().take(left).collect();
+            left -= text.chars().count();
+            Piece { text, look: part.look }
+        })
+        .filter(|part| !part.text.is_empty())
+        .collect()
+}
+
+/// One line that says it all, where lines cannot be redrawn.
+#[must_use]
+pub fn plain(picture: &Picture) -> String {
+    let last = picture.last();
+    let number = |value: Option<f64>, unit: &str| value.map_or("-".to_owned(), |value| format!("{value:.0}{unit}"));
+    let replicas = |value: Option<i32>| value.map_or("-".to_owned(), |value| value.to_string());
+    format!(
+        "{} offered={} busy={} sm_active={} age={} queue={} hpa={}->{} ready={} loading={} | {}",
+        clock(picture.elapsed),
+        last.offered.map_or("-".to_owned(), |gpus| format!("{gpus:.2}")),
+        number(last.busy, "%"),
+        number(last.sm_active, "%"),
+        last.age.map_or("-".to_owned(), |age| format!("{age:.1}s")),
+        number(last.queue, ""),
+        replicas(last.current),
+        replicas(last.desired),
+        last.ready,
+        last.loading,
+        picture.now,
+    )
+}
+
+/// Minutes and seconds.
+#[must_use]
+pub fn clock(seconds: f64) -> String {
+    // A demo lasts hours at most.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
+    let whole = seconds.max(0.0) as u64;
+    format!("{:02}:{:02}", whole / 60, whole % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::picture::{Event, NodeRow};
+    use super::*;
+
+    fn picture() -> Picture {
+        let mut picture = Picture::new("real control plane, simulated GPUs", &["a loading replica is withheld"]);
+        picture.target = Some(60.0);
+        for at in 0..400 {
+            picture.history.push_back(Sample {
+                at: f64::from(at),
+                offered: Some(2.31),
+                busy: Some(100.0),
+                sm_active: Some(62.4),
+                age: Some(0.9),
+                queue: Some(12.0),
+                current: Some(5),
+                desired: Some(6),
+                ready: 5,
+                loading: 1,
+                answered: 5,
+            });
+        }
+        picture.pods = (0..20)
+            .map(|number| PodRow {
+                name: format!("llm-{number}"),
+                node: "gpu-1".into(),
+                phase: if number == 0 { "loading" } else { "ready" },
+                busy: (number > 0).then_some(100.0),
+                sm_active: (number > 0).then_some(62.0),
+                age: (number > 0).then_some(0.8),
+            })
+            .collect();
+        picture.nodes = vec![NodeRow { name: "gpu-1".into(), exporter: "up", used: 3, gpus: 8 }];
+        picture.events = (0..50).map(|at| Event { at: f64::from(at), text: format!("event {at}") }).collect();
+        picture.links = vec!["page  http://127.0.0.1:1".into()];
+        picture
+    }
+
+    fn text(lines: &[Line]) -> Vec<String> {
+        lines.iter().map(|line| line.iter().map(|part| part.text.as_str()).collect()).collect()
+    }
+
+    #[test]
+    fn it_fits_any_terminal() {
+        for (width, height) in [(1, 1), (20, 5), (80, 24), (100, 40), (300, 200)] {
+            let lines = text(&lines(&picture(), width, height));
+            assert!(lines.len() <= height, "{} lines in {height}", lines.len());
+            assert!(lines.iter().all(|line| line.chars().count() <= width));
+        }
+    }
+
+    #[test]
+    fn everything_a_sceptic_looks_for_is_there() {
+        let all = text(&lines(&picture(), 100, 40)).join("\n");
+        for part in [
+            "2.31 GPUs", "saturated", "62 % of 60 %", "12 requests", "0.9 s", "5 now, 6 wanted",
+            "5 ready, 1 loading", "withheld: not ready", "3 of 8 GPUs", "event 49", "http://127.0.0.1:1",
+        ] {
+            assert!(all.contains(part), "no {part:?} in\n{all}");
+        }
+    }
+
+    #[test]
+    fn missing_values_are_named_not_zero() {
+        let mut picture = picture();
+        picture.history.push_back(Sample { ready: 5, ..Sample::default() });
+        let all = text(&lines(&picture, 100, 40)).join("\n");
+        assert!(all.contains("no value") && !all.contains(" 0 %"), "{all}");
+        assert!(plain(&picture).contains("sm_active=-"));
+    }
+
+    #[test]
+    fn few_rows_keep_the_readings_and_drop_pods() {
+        let all = text(&lines(&picture(), 80, 24)).join("\n");
+        assert!(all.contains("replicas") && all.contains("more") && !all.contains("llm-19"), "{all}");
+    }
+
+    #[test]
+    fn a_gap_in_the_values_is_a_gap_in_the_plot() {
+        let history: VecDeque<_> =
+            [Some(50.0), None, Some(100.0)].into_iter().map(|busy| Sample { busy, ..Sample::default() }).collect();
+        assert_eq!(sparkline(&history, |sample| sample.busy, 100.0, 10), "▄ █");
+    }
+}
