@@ -1,0 +1,16 @@
+//! Process level: the real binaries, started against the fake NVML and fake kubelet sockets on loopback.
+//!
+//! Purpose: build what is under test, start it, find its ports, read its metrics.
+//! Inputs: this workspace; cargo from the environment.
+//! Invariants: binaries are those of the present sources (cargo builds them once per test process); ports are
+//! chosen by the kernel and read from the log; children die with their guard.
+
+mod artefacts;
+mod exporter;
+mod program;
+mod scrape;
+
+pub use artefacts::{Artefacts, artefacts};
+pub use exporter::{Exporter, ExporterOptions};
+pub use program::Program;
+pub use scrape::{Answer, Sample, Scrape, fetch, fetch_with};
