@@ -23,6 +23,7 @@ pub mod control;
 mod control_file;
 pub mod driver_level;
 pub mod elf;
+mod fault;
 mod gpu;
 pub mod identity;
 pub mod library;

@@ -1,5 +1,11 @@
 //! The fake as nvml-wrapper sees it: identity, readings, units and profiles.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests, outside #[test] functions"
+)]
+
 mod support;
 
 use std::time::Duration;

@@ -74,7 +74,7 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
         }
         // Single-bit totals are odd ids, double-bit totals even ones; volatile, then aggregate.
         field_id::NVML_FI_DEV_ECC_SBE_VOL_TOTAL..=field_id::NVML_FI_DEV_ECC_DBE_AGG_TOTAL => {
-            errors::ecc_total(view, id % 2 == 0).map(Value::Long)
+            errors::ecc_total(view, id.is_multiple_of(2)).map(Value::Long)
         }
         field_id::NVML_FI_DEV_RETIRED_SBE | field_id::NVML_FI_DEV_RETIRED_DBE => {
             super::supported(profile.ecc.retired_pages)?;

@@ -115,7 +115,7 @@ fn metric(id: u32, from: &Integrals, to: &Integrals, links: u32) -> Option<f64> 
         60 => return (links > 0).then(|| bandwidth(|integrals| integrals.nvlink_rx_bytes)),
         61 => return (links > 0).then(|| bandwidth(|integrals| integrals.nvlink_tx_bytes)),
         62..=97 if (id - 62) / 2 < links => {
-            return if id % 2 == 0 {
+            return if id.is_multiple_of(2) {
                 link(|integrals| integrals.nvlink_rx_bytes)
             } else {
                 link(|integrals| integrals.nvlink_tx_bytes)

@@ -265,3 +265,21 @@ macro_rules! device_call {
     )*};
 }
 pub(crate) use device_call;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_code() {
+        assert_eq!(guard(|| panic!("a bug in the fake")), 999);
+    }
+
+    #[test]
+    fn version_words_carry_size_and_version() {
+        assert_eq!(
+            version_word::<nvml_wrapper_sys::bindings::nvmlMemory_v2_t>(2),
+            40 | (2 << 24)
+        );
+    }
+}
