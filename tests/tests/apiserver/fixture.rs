@@ -1,0 +1,273 @@
+//! What the trials share: control plane, nodes and the installed stack, each started once, on demand.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use forewarm_fake_nvml::settings::Settings;
+use forewarm_tests::controlplane::{ControlPlane, Options};
+use forewarm_tests::process::artefacts;
+use forewarm_tests::simnode::gpus::Driver;
+use forewarm_tests::simnode::workload::Idle;
+use forewarm_tests::simnode::{Images, NvidiaRuntime, Run, SimNode, SimNodeSpec};
+use kube::Client;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tokio::sync::{Mutex, OnceCell, RwLock};
+
+/// Longest time for one trial: far above any sum of its own deadlines.
+const LIMIT: Duration = Duration::from_secs(300);
+/// How much of each log a failure shows.
+const LOG_TAIL: u64 = 4_000;
+/// GPUs per shared node.
+pub(crate) const GPUS: u32 = 8;
+/// Shared nodes.
+pub(crate) const NODES: u8 = 2;
+
+type Running = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
+
+/// One trial.
+pub(crate) struct Case {
+    /// What it shows, as a sentence in snake case.
+    pub(crate) name: &'static str,
+    /// Whether it disturbs what others share, and must run alone.
+    pub(crate) disturbs: bool,
+    /// The trial.
+    pub(crate) run: Box<dyn Fn(Arc<Fixture>) -> Running + Send + Sync>,
+}
+
+/// A trial that runs beside others.
+pub(crate) fn case<F, Fut>(name: &'static str, run: F) -> Case
+where
+    F: Fn(Arc<Fixture>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    Case {
+        name,
+        disturbs: false,
+        run: Box::new(move |fixture| Box::pin(run(fixture))),
+    }
+}
+
+/// A trial that runs alone, because it stops or changes what others use.
+pub(crate) fn disturbing<F, Fut>(name: &'static str, run: F) -> Case
+where
+    F: Fn(Arc<Fixture>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    Case {
+        disturbs: true,
+        ..case(name, run)
+    }
+}
+
+/// The shared parts.
+pub(crate) struct Fixture {
+    runtime: Runtime,
+    plane: OnceCell<Result<Arc<ControlPlane>, String>>,
+    nodes: OnceCell<Result<Vec<Arc<SimNode>>, String>>,
+    alone: RwLock<()>,
+    namespaces: AtomicU32,
+    extra_nodes: AtomicU32,
+    reported: Mutex<usize>,
+}
+
+impl Fixture {
+    /// Makes all temporary folders of the process lie in one, which the caller removes.
+    pub(crate) fn folder() -> std::io::Result<TempDir> {
+        let folder = tempfile::Builder::new().prefix("forewarm-apiserver-").tempdir()?;
+        tempfile::env::override_temp_dir(folder.path())
+            .map_err(|_| std::io::Error::other("the temporary folder was chosen before"))?;
+        Ok(folder)
+    }
+
+    pub(crate) fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        Self {
+            runtime,
+            plane: OnceCell::new(),
+            nodes: OnceCell::new(),
+            alone: RwLock::new(()),
+            namespaces: AtomicU32::new(0),
+            extra_nodes: AtomicU32::new(0),
+            reported: Mutex::new(0),
+        }
+    }
+
+    /// Runs one trial to its end; the error carries the evidence.
+    pub(crate) fn run(self: &Arc<Self>, case: &Case) -> Result<(), String> {
+        let start = Instant::now();
+        let outcome = self.runtime.block_on(async {
+            let (_shared, _exclusive) = if case.disturbs {
+                (None, Some(self.alone.write().await))
+            } else {
+                (Some(self.alone.read().await), None)
+            };
+            let outcome = match tokio::time::timeout(LIMIT, (case.run)(Arc::clone(self))).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(anyhow::anyhow!("not over after {LIMIT:?}")),
+            };
+            let outcome = match (outcome, self.new_failures().await) {
+                (Ok(()), failures) if !failures.is_empty() => Err(anyhow::anyhow!(failures.join("\n"))),
+                (outcome, _) => outcome,
+            };
+            match outcome {
+                Ok(()) => Ok(()),
+                Err(error) => Err(format!("{error:#}\n{}", self.evidence().await)),
+            }
+        });
+        eprintln!("{}: {:.1} s", case.name, start.elapsed().as_secs_f64());
+        outcome
+    }
+
+    /// The control plane.
+    pub(crate) async fn plane(&self) -> anyhow::Result<Arc<ControlPlane>> {
+        let started = self
+            .plane
+            .get_or_init(|| async {
+                // Fast enough for a test, slow enough for a sync to see what the last one caused.
+                let options = Options {
+                    hpa_sync: Duration::from_secs(1),
+                    ..Options::default()
+                };
+                ControlPlane::start(&options)
+                    .await
+                    .map(Arc::new)
+                    .map_err(|error| format!("{error:#}"))
+            })
+            .await;
+        started.clone().map_err(anyhow::Error::msg)
+    }
+
+    /// A client with all rights.
+    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
+        Ok(self.plane().await?.client())
+    }
+
+    /// A fresh namespace, named after what it is for.
+    pub(crate) async fn namespace(&self, purpose: &str) -> anyhow::Result<String> {
+        let name = format!("{purpose}-{}", self.namespaces.fetch_add(1, Ordering::Relaxed));
+        self.plane().await?.namespace(&name).await?;
+        Ok(name)
+    }
+
+    /// The shared nodes.
+    pub(crate) async fn nodes(&self) -> anyhow::Result<Vec<Arc<SimNode>>> {
+        let started = self
+            .nodes
+            .get_or_init(|| async {
+                let mut nodes = Vec::new();
+                for index in 1..=NODES {
+                    let node = self.start_node(&format!("gpu-{index}"), index).await;
+                    nodes.push(Arc::new(node.map_err(|error| format!("{error:#}"))?));
+                }
+                Ok(nodes)
+            })
+            .await;
+        started.clone().map_err(anyhow::Error::msg)
+    }
+
+    /// A node of one trial's own; its failures are that trial's business.
+    pub(crate) async fn own_node(&self, name: &str) -> anyhow::Result<SimNode> {
+        let index = u8::try_from(200 + self.extra_nodes.fetch_add(1, Ordering::Relaxed))?;
+        self.start_node(name, index).await
+    }
+
+    async fn start_node(&self, name: &str, index: u8) -> anyhow::Result<SimNode> {
+        let plane = self.plane().await?;
+        let access = plane.access();
+        let spec = SimNodeSpec {
+            name: name.to_owned(),
+            index,
+            labels: [("topology.kubernetes.io/zone".to_owned(), format!("zone-{index}"))].into(),
+            images: images()?,
+            driver: Driver::Fake {
+                library: artefacts()?.fake_nvml.clone(),
+                settings: Settings {
+                    gpus: Some(GPUS),
+                    ..Default::default()
+                },
+            },
+            runtime: NvidiaRuntime::Default,
+        };
+        let started = SimNode::start(plane.client(), (access.address, access.port), spec).await;
+        started.with_context(|| format!("starting node {name}"))
+    }
+
+    /// What the shared nodes could not do since the last trial looked.
+    async fn new_failures(&self) -> Vec<String> {
+        let Some(Ok(nodes)) = self.nodes.get() else {
+            return Vec::new();
+        };
+        let all: Vec<String> = nodes.iter().flat_map(|node| node.failures()).collect();
+        let mut reported = self.reported.lock().await;
+        let new = all.get(*reported..).unwrap_or_default().to_vec();
+        *reported = all.len();
+        new
+    }
+
+    async fn evidence(&self) -> String {
+        let mut evidence = String::new();
+        if let Some(Ok(nodes)) = self.nodes.get() {
+            nodes
+                .iter()
+                .for_each(|node| evidence.push_str(&node.evidence(LOG_TAIL)));
+        }
+        if let Some(Ok(plane)) = self.plane.get() {
+            evidence.push_str(&plane.evidence().await);
+        }
+        evidence
+    }
+
+    /// Ends nodes before the control plane, so that the logs of either end without noise.
+    pub(crate) fn shut_down(self: Arc<Self>) {
+        if let Some(fixture) = Arc::into_inner(self) {
+            let _inside = fixture.runtime.enter();
+            drop(fixture.nodes);
+            drop(fixture.plane);
+        }
+    }
+}
+
+fn images() -> anyhow::Result<Images> {
+    let built = artefacts()?;
+    let images = [
+        (
+            "forewarm/exporter",
+            Run::Program {
+                binary: built.exporter.clone(),
+            },
+        ),
+        (
+            "forewarm/adapter",
+            Run::Program {
+                binary: built.adapter.clone(),
+            },
+        ),
+        ("test/idle", Run::Workload(Arc::new(Idle::default()))),
+        (
+            "test/loading",
+            Run::Workload(Arc::new(Idle {
+                loading: Duration::from_secs(2),
+            })),
+        ),
+        (
+            "test/shell",
+            Run::Program {
+                binary: "/bin/sh".into(),
+            },
+        ),
+    ];
+    Ok(Arc::new(
+        images
+            .into_iter()
+            .map(|(name, run)| (name.to_owned(), run))
+            .collect(),
+    ))
+}
