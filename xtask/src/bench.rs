@@ -63,8 +63,20 @@ impl Figure {
 
 /// Builds, measures, compares.
 pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
-    // No `--package`: features resolve for all members, as the testbed's own builds do.
-    run(cargo(root).args(["build", "--locked", "--release", "--lib", "--bins"]))?;
+    // No `--package`: features resolve for all members, as the testbed's own builds do, so that the programs
+    // which the bench asks for are these very ones.
+    run(cargo(root).args([
+        "build",
+        "--locked",
+        "--release",
+        "--lib",
+        "--bin",
+        "forewarm-exporter",
+        "--bin",
+        "forewarm-adapter",
+        "--bin",
+        "forewarm-bench",
+    ]))?;
     let program = metadata(root)?.target_directory.join("release/forewarm-bench");
     let mut child = Command::new(&program)
         .current_dir(root)

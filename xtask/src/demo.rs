@@ -10,9 +10,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::gobuild;
+use crate::gobuild::{self, Found};
 use crate::report::note;
-use crate::repository::{cargo, metadata, run, variable};
+use crate::repository::{build, variable};
 
 /// Arguments of `cargo xtask demo`.
 #[derive(Debug, Clone, clap::Args)]
@@ -26,9 +26,19 @@ pub(crate) struct DemoArgs {
 /// Builds and runs the demo.
 pub(crate) fn demo(root: &Path, args: &DemoArgs) -> Result<()> {
     note("demo: building the programs");
-    // No `--package`: features resolve for all members, so the tests share what is compiled here.
-    run(cargo(root).args(["build", "--locked", "--lib", "--bins"]))?;
-    let program = metadata(root)?.target_directory.join("debug/forewarm-demo");
+    let program = build(
+        root,
+        &[
+            "--lib",
+            "--bin",
+            "forewarm-exporter",
+            "--bin",
+            "forewarm-adapter",
+            "--bin",
+            "forewarm-demo",
+        ],
+    )?
+    .join("forewarm-demo");
     let mut command = Command::new(&program);
     command.current_dir(root).args(&args.demo);
     let standalone = variable("CONTROL_PLANE").is_some_and(|value| value.as_os_str() == "none");
@@ -41,9 +51,31 @@ pub(crate) fn demo(root: &Path, args: &DemoArgs) -> Result<()> {
         found.tell(&mut command);
         return finish(&mut command);
     }
-    command.env("FOREWARM_CONTROLPLANE_DIR", gobuild::control_plane_folder(root)?);
-    gobuild::control_plane(root)?;
+    let found = show_while_building(root, &program)?;
+    found.tell(&mut command);
     finish(&mut command)
+}
+
+/// Builds the control plane and meanwhile shows the half that needs none.
+fn show_while_building(root: &Path, program: &Path) -> Result<Found> {
+    note("demo: exporter and adapter start now; the whole loop follows once the control plane is built");
+    let mut half = Command::new(program)
+        .current_dir(root)
+        .arg("--while-building")
+        .env("FOREWARM_CONTROLPLANE_DIR", gobuild::control_plane_folder(root)?)
+        .spawn()
+        .with_context(|| format!("{} did not start", program.display()))?;
+    let built = gobuild::control_plane(root);
+    if built.is_err() {
+        // It waits for a folder that will not appear. Its own children die with it.
+        let _ended_already = half.kill();
+    }
+    // A half that failed is no reason not to show the whole.
+    let status = half.wait().context("waiting for the standalone half")?;
+    if built.is_ok() && !status.success() {
+        note(format!("demo: the standalone half ended with {status}"));
+    }
+    built
 }
 
 fn finish(command: &mut Command) -> Result<()> {

@@ -23,11 +23,11 @@ const CHECKS: [(&str, Check); 7] = [
         run(cargo(root).args(["clippy", "--locked", "--all-targets", "--", "-D", "warnings"]))
     }),
     ("generated", |root| {
-        run(&mut xtask_with_programs(root, &["generate", "--check"]))
+        run(&mut xtask_with_programs(root, &["generate", "--check"])?)
     }),
     ("manifests", |root| {
         let kustomize = gobuild::kustomize(root)?;
-        run(xtask_with_programs(root, &["manifests"]).env("FOREWARM_KUSTOMIZE", kustomize))
+        run(xtask_with_programs(root, &["manifests"])?.env("FOREWARM_KUSTOMIZE", kustomize))
     }),
 ];
 

@@ -138,10 +138,10 @@ mod with_programs {
         } else {
             &["generate"]
         };
-        run(&mut xtask_with_programs(root, check))
+        run(&mut xtask_with_programs(root, check)?)
     }
 
     pub(crate) fn manifests(root: &Path) -> anyhow::Result<()> {
-        run(&mut xtask_with_programs(root, &["manifests"]))
+        run(&mut xtask_with_programs(root, &["manifests"])?)
     }
 }

@@ -90,13 +90,25 @@ pub(crate) fn described(command: &Command) -> String {
     words.join(" ")
 }
 
-/// This very program, built with the programs it asks about.
-pub(crate) fn xtask_with_programs(root: &Path, args: &[&str]) -> Command {
+/// Selects a tiny test beside what is built. cargo resolves features with those of dev-dependencies as soon
+/// as a test is selected; without this, `cargo test` would compile tokio, kube and all that hangs on them a
+/// second time with other features. For the same reason nothing is selected by `--package`.
+pub(crate) const FEATURES_AS_TESTS: [&str; 2] = ["--test", "stable_names"];
+
+/// Builds targets in the dev profile and returns the folder that programs are in.
+pub(crate) fn build(root: &Path, targets: &[&str]) -> Result<PathBuf> {
     let mut command = cargo(root);
-    // No `--package`: at the root of a virtual workspace cargo then resolves features for all members, and
-    // so shares every compiled dependency with `cargo test` and `cargo clippy`.
     command
-        .args(["run", "--quiet", "--bin", "xtask", "--"])
-        .args(args);
-    command
+        .args(["build", "--locked"])
+        .args(targets)
+        .args(FEATURES_AS_TESTS);
+    run(&mut command)?;
+    Ok(metadata(root)?.target_directory.join("debug").into_std_path_buf())
+}
+
+/// This very program, built with the programs that it asks about.
+pub(crate) fn xtask_with_programs(root: &Path, args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(build(root, &["--bin", "xtask"])?.join("xtask"));
+    command.current_dir(root).args(args);
+    Ok(command)
 }

@@ -26,7 +26,12 @@ pub struct Artefacts {
 #[error("cannot build the programs under test: {0}")]
 pub struct BuildError(String);
 
-const PACKAGES: [&str; 3] = ["forewarm-exporter", "forewarm-adapter", "forewarm-fake-nvml"];
+/// No `--package`: cargo then resolves features for all members, as `cargo xtask test` does, and compiles no
+/// dependency a second time for us.
+const TARGETS: [&str; 5] = ["--lib", "--bin", "forewarm-exporter", "--bin", "forewarm-adapter"];
+
+/// A tiny test: with it cargo resolves features of dev-dependencies in, as for the tests themselves.
+const FEATURES_AS_TESTS: [&str; 2] = ["--test", "stable_names"];
 
 /// The artefacts of the dev profile, built by the first caller.
 ///
@@ -34,7 +39,7 @@ const PACKAGES: [&str; 3] = ["forewarm-exporter", "forewarm-adapter", "forewarm-
 /// The build failed, for every caller alike.
 pub fn artefacts() -> Result<&'static Artefacts, BuildError> {
     static DEV: OnceLock<Result<Artefacts, BuildError>> = OnceLock::new();
-    DEV.get_or_init(|| Artefacts::build(&[]))
+    DEV.get_or_init(|| Artefacts::build(&FEATURES_AS_TESTS))
         .as_ref()
         .map_err(Clone::clone)
 }
@@ -60,13 +65,11 @@ impl Artefacts {
         command
             .current_dir(root)
             .args(["build", "--message-format=json-render-diagnostics", "--locked"])
+            .args(TARGETS)
             .args(profile)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
-        for package in PACKAGES {
-            command.args(["--package", package]);
-        }
         let mut build = command.spawn().map_err(|error| failed(&error))?;
         let stdout = build.stdout.take().ok_or_else(|| failed(&"no output"))?;
 

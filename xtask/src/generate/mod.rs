@@ -4,8 +4,10 @@
 //! function of the code, so a check compares texts; with `--check` nothing is written and the difference is
 //! shown.
 
+mod codemap;
 mod flags;
 mod metrics;
+mod schema;
 
 use std::path::{Path, PathBuf};
 
@@ -65,12 +67,18 @@ pub(crate) fn generate(root: &Path, args: &GenerateArgs) -> Result<()> {
     }
 }
 
-fn everything(_root: &Path) -> Result<Vec<Generated>> {
-    Ok(vec![
+fn everything(root: &Path) -> Result<Vec<Generated>> {
+    let mut files = vec![
+        codemap::reference(root)?,
         metrics::reference(),
         flags::reference("exporter", &forewarm_exporter::args::command()),
         flags::reference("adapter", &forewarm_adapter::args::command()),
-    ])
+    ];
+    files.extend(schema::reference(
+        &forewarm_adapter::config::schema(),
+        forewarm_adapter::config::DEFAULTS,
+    )?);
+    Ok(files)
 }
 
 /// The first lines that differ, as `-old` and `+new`; enough to see what happened.

@@ -163,7 +163,11 @@ mod tests {
         assert!(findings("a.rs", &lines(300, 700)).problems.is_empty());
         assert_eq!(findings("a.rs", &lines(300, 700)).warnings.len(), 1);
         assert!(findings("a/tests.rs", &lines(900, 0)).problems.is_empty());
-        assert!(findings("tests/tests/apiserver_x.rs", &lines(900, 0)).problems.is_empty());
+        assert!(
+            findings("tests/tests/apiserver_x.rs", &lines(900, 0))
+                .problems
+                .is_empty()
+        );
         assert_eq!(findings("tests/src/x.rs", &lines(900, 0)).problems.len(), 1);
         assert!(findings("a/generated/x.rs", &lines(2000, 0)).problems.is_empty());
     }
