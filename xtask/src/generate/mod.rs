@@ -7,12 +7,14 @@
 mod codemap;
 mod flags;
 mod metrics;
+mod protos;
 mod schema;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::programs;
 use crate::report::note;
 
 /// Arguments of `cargo xtask generate`.
@@ -71,13 +73,18 @@ fn everything(root: &Path) -> Result<Vec<Generated>> {
     let mut files = vec![
         codemap::reference(root)?,
         metrics::reference(),
-        flags::reference("exporter", &forewarm_exporter::args::command()),
-        flags::reference("adapter", &forewarm_adapter::args::command()),
+        flags::reference("exporter", &programs::exporter()),
+        flags::reference("adapter", &programs::adapter()),
     ];
     files.extend(schema::reference(
         &forewarm_adapter::config::schema(),
         forewarm_adapter::config::DEFAULTS,
     )?);
+    files.extend(
+        protos::files(root)?
+            .into_iter()
+            .map(|(path, text)| Generated::new(path, text)),
+    );
     Ok(files)
 }
 
