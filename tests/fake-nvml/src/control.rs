@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::damage::{EccErrors, NvlinkErrors, RemappedRows, RetiredPages};
 pub use crate::fault::{Block, Effect, Fault, Garbage};
 
 /// Why a control file could not be read.
@@ -153,60 +154,6 @@ pub struct GpuControl {
     /// Processes on the GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
-}
-
-/// NVLink error totals since driver load.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NvlinkErrors {
-    /// Data link replays.
-    pub replay: u64,
-    /// Link recoveries.
-    pub recovery: u64,
-    /// CRC errors in flits.
-    pub crc_flit: u64,
-    /// CRC errors in data.
-    pub crc_data: u64,
-    /// ECC errors in data.
-    pub ecc_data: u64,
-}
-
-/// ECC error totals since driver load.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EccErrors {
-    /// Corrected errors.
-    pub corrected: u64,
-    /// Uncorrected errors.
-    pub uncorrected: u64,
-    /// The SRAM threshold flag is raised.
-    pub sram_threshold_exceeded: bool,
-}
-
-/// Row remapping state.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RemappedRows {
-    /// Rows remapped after correctable errors.
-    pub correctable: u32,
-    /// Rows remapped after uncorrectable errors.
-    pub uncorrectable: u32,
-    /// A remapping waits for a reset.
-    pub pending: bool,
-    /// A remapping failed: the bank has no spare rows.
-    pub failure: bool,
-}
-
-/// Page retirement state.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RetiredPages {
-    /// Pages retired for repeated single-bit errors.
-    pub single_bit: u32,
-    /// Pages retired for a double-bit error.
-    pub double_bit: u32,
-    /// A retirement waits for a reset.
-    pub pending: bool,
 }
 
 /// Fabric registration, each field over the profile's.

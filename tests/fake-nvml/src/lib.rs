@@ -21,6 +21,7 @@ mod abi;
 mod code;
 pub mod control;
 mod control_file;
+mod damage;
 pub mod driver_level;
 pub mod elf;
 mod fault;
