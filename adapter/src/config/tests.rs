@@ -136,7 +136,7 @@ fn each_mistake_is_named() {
         ("sources: [{name: s, prometheus: {url: http://p}}]".to_owned(), "sources[0].prometheus: a Prometheus source is not in this version"),
         ("sources: [{name: s, delegate: {service: a/b}}]".to_owned(), "sources[0].delegate: a delegate source is not in this version"),
         ("sources: [{name: s, scrape: {targets: ['a:1'], scheme: https, tls: {insecureSkipVerify: true}}}]".to_owned(), "verification cannot be turned off"),
-        ("sources: [{name: s, scrape: {targets: ['a:1'], scheme: https, tls: {certFile: /c}}}]".to_owned(), "only one of certFile and keyFile"),
+        ("sources: [{name: s, scrape: {targets: ['a:1'], scheme: https, tls: {caFile: /ca, certFile: /c}}}]".to_owned(), "only one of certFile and keyFile"),
         ("metrics: [{name: a, source: exporters, series: [x]}]".to_owned(), "metrics[0].series: invalid type: sequence"),
         ("metrics: [{name: a, name: b}]".to_owned(), "is not YAML"),
         ("kind: Other".to_owned(), "is not YAML"),

@@ -137,6 +137,13 @@ fn resolve_scrape(
             "write scheme: https or remove tls",
         );
     }
+    if https && scrape.tls.as_ref().is_none_or(|tls| tls.ca_file.is_none()) {
+        out.error(
+            &format!("{at}.tls.caFile"),
+            "is missing, so no certificate of a target could be verified",
+            "give the CA that signed the targets' certificates",
+        );
+    }
     let tls = resolve_tls(scrape.tls.as_ref(), &format!("{at}.tls"), out);
     let basic_auth = scrape.basic_auth.as_ref().and_then(|basic| {
         let username = out.required(

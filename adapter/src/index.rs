@@ -1,1 +1,0 @@
-//! Stub, filled next.

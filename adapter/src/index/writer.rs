@@ -1,0 +1,576 @@
+//! The only place where the index changes.
+//!
+//! Invariants: pure but for counting drops: time comes with the messages. Every row that is not served is
+//! counted once, with its reason. Two targets that both claim a pod are judged by the pod's node; where nobody
+//! knows the node, the pod has no value while both claim it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forewarm_signals::{label, pod as pod_families};
+
+use super::batch::{Batch, Failure, Row};
+use super::evaluate::{self, CellKey, Cells, Held, Holding};
+use super::pods::{Pod, PodChange, PodMode, Pods, Touched};
+use super::{Entry, ExternalSeries, MetricState, State, TargetId, identify};
+use crate::config::{Config, Function, Metric, Per, Series};
+use crate::index::cell::Pushed;
+use crate::metrics::{Drop, Metrics};
+
+/// A claim lasts this long without a new body: longer than any scrape interval that feeds a ten-second maxAge.
+const CLAIM: Duration = Duration::from_secs(10);
+/// Cells without a reading for this long, and for ten times their maxAge, are forgotten; until then they
+/// explain why there is no value.
+const FORGET: Duration = Duration::from_secs(120);
+
+/// What a cell belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Object {
+    Pod(Arc<str>),
+    Node(Arc<str>),
+}
+
+/// Who answers for a pod.
+#[derive(Debug)]
+struct Claim {
+    target: TargetId,
+    at: Instant,
+    rival: Option<(TargetId, Instant)>,
+}
+
+/// Changes the index; [`Writer::state`] is what readers get.
+#[derive(Debug)]
+pub struct Writer {
+    mode: PodMode,
+    metrics: Arc<Metrics>,
+    pods: Pods,
+    cells: Vec<HashMap<Object, Cells>>,
+    holdings: HashMap<Arc<str>, (TargetId, Holding)>,
+    claims: HashMap<(Arc<str>, Arc<str>), Claim>,
+    state: State,
+}
+
+impl Writer {
+    /// An empty index.
+    #[must_use]
+    pub fn new(config: Arc<Config>, mode: PodMode, metrics: Arc<Metrics>) -> Self {
+        let mut state = State::empty(Arc::clone(&config));
+        let mut pods = Pods::default();
+        // Where targets tell the pods, there is no list to wait for.
+        pods.known = mode == PodMode::Reported;
+        state.pods_known = pods.known;
+        Self {
+            mode,
+            metrics,
+            pods,
+            cells: vec![HashMap::new(); config.metrics.len()],
+            holdings: HashMap::new(),
+            claims: HashMap::new(),
+            state,
+        }
+    }
+
+    /// What is published now.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Takes a body.
+    pub fn batch(&mut self, batch: &Batch) {
+        let target = self.state.targets.entry(batch.target.clone()).or_default();
+        target.node.clone_from(&batch.node);
+        target.last_ok = Some(batch.at);
+        target.failure = None;
+        if self.mode == PodMode::Reported {
+            let touched = self.pods.report(&batch.target, reported_pods(batch), batch.at);
+            self.pods_touched(&touched, batch.at);
+        }
+        let mut drops = Drops::default();
+        let whose = self.identify(batch, &mut drops);
+        let mut dirty = self.hold(batch, &whose);
+        let config = Arc::clone(&self.state.config);
+        for (i, metric) in config.metrics.iter().enumerate() {
+            if metric.source == batch.target.source {
+                let touched = self.fold(i, metric, batch, &whose, &mut drops);
+                for object in touched {
+                    match object {
+                        Object::Pod(uid) => {
+                            dirty.insert(uid);
+                        }
+                        Object::Node(name) => {
+                            if let Some(cells) = self.cells[i].get(&Object::Node(Arc::clone(&name))) {
+                                self.state.custom[i]
+                                    .nodes
+                                    .insert(name, evaluate::node(metric, cells));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for uid in dirty {
+            self.evaluate(&uid, batch.at);
+        }
+        self.external(batch, &mut drops);
+        drops.count(&self.metrics);
+    }
+
+    /// A scrape failed.
+    pub fn failed(&mut self, target: &TargetId, node: Option<&Arc<str>>, failure: Failure) {
+        let state = self.state.targets.entry(target.clone()).or_default();
+        state.node = node.cloned();
+        state.failure = Some(failure);
+    }
+
+    /// A target is gone. Its values age out; what only it reported about pods goes at once.
+    pub fn target_removed(&mut self, target: &TargetId, now: Instant) {
+        self.state.targets.remove(target);
+        for lists in &mut self.state.external {
+            lists.remove(target);
+        }
+        self.claims.retain(|_, claim| claim.target != *target);
+        let touched = self.pods.forget(target);
+        self.pods_touched(&touched, now);
+    }
+
+    /// Pods changed.
+    pub fn pod_change(&mut self, change: PodChange, now: Instant) {
+        let touched = self.pods.apply(change, now);
+        self.state.pods_known = self.pods.known;
+        self.pods_touched(&touched, now);
+    }
+
+    /// A new configuration. Readings of metrics that stay the same are kept.
+    pub fn configure(&mut self, config: Arc<Config>, now: Instant) {
+        let old = Arc::clone(&self.state.config);
+        let mut cells = vec![HashMap::new(); config.metrics.len()];
+        let mut custom = vec![MetricState::default(); config.metrics.len()];
+        for (i, metric) in config.metrics.iter().enumerate() {
+            if let Some(j) = old.metrics.iter().position(|other| other == metric) {
+                cells[i] = std::mem::take(&mut self.cells[j]);
+                custom[i] = std::mem::take(&mut self.state.custom[j]);
+            }
+        }
+        let mut external = vec![HashMap::new(); config.external.len()];
+        for (i, metric) in config.external.iter().enumerate() {
+            if let Some(j) = old.external.iter().position(|other| other == metric) {
+                external[i] = std::mem::take(&mut self.state.external[j]);
+            }
+        }
+        let is_source = |target: &TargetId| config.sources.iter().any(|source| source.name == target.source);
+        let mut state = State::empty(Arc::clone(&config));
+        state.pods_known = self.state.pods_known;
+        state.pods = std::mem::take(&mut self.state.pods);
+        state.targets = std::mem::take(&mut self.state.targets);
+        state.targets.retain(|target, _| is_source(target));
+        state.custom = custom;
+        state.external = external;
+        self.cells = cells;
+        self.state = state;
+        let uids: Vec<_> = self.holdings.keys().cloned().collect();
+        for uid in uids {
+            self.evaluate(&uid, now);
+        }
+    }
+
+    /// Forgets what has not been read for long, and refreshes the gauges.
+    pub fn tidy(&mut self, now: Instant) {
+        let config = Arc::clone(&self.state.config);
+        let mut held = 0;
+        for ((metric, objects), state) in config
+            .metrics
+            .iter()
+            .zip(&mut self.cells)
+            .zip(&mut self.state.custom)
+        {
+            let keep = FORGET.max(metric.max_age.longest() * 10);
+            objects.retain(|object, cells| {
+                cells.retain(|_, held| {
+                    held.cell
+                        .newest()
+                        .is_none_or(|at| now.saturating_duration_since(at) < keep)
+                });
+                held += cells.len();
+                if let (Object::Node(name), true) = (object, cells.is_empty()) {
+                    state.nodes.remove(name);
+                }
+                !cells.is_empty()
+            });
+        }
+        self.claims
+            .retain(|_, claim| now.saturating_duration_since(claim.at) < FORGET);
+        self.metrics.held(held, self.pods.len());
+    }
+
+    /// Whose each row is, looked up once for all metrics.
+    fn identify(&mut self, batch: &Batch, drops: &mut Drops) -> Vec<Option<Arc<Pod>>> {
+        let config = Arc::clone(&self.state.config);
+        let per_pod: HashSet<&str> = config
+            .metrics
+            .iter()
+            .filter(|metric| metric.source == batch.target.source && metric.per != Per::Nodes)
+            .flat_map(|metric| metric.series.families())
+            .map(|family| &**family)
+            .chain([pod_families::ALLOCATION.name])
+            .collect();
+        let mut whose = Vec::with_capacity(batch.rows.len());
+        for row in &batch.rows {
+            if !per_pod.contains(&*row.family) {
+                whose.push(None);
+                continue;
+            }
+            let found = identify::pod(row, batch, &self.pods).map(Arc::clone);
+            let found = found.and_then(|pod| {
+                if self.claim(&pod, batch) {
+                    Ok(pod)
+                } else {
+                    Err(Drop::Conflict)
+                }
+            });
+            whose.push(found.map_err(|reason| drops.add(reason)).ok());
+        }
+        whose
+    }
+
+    /// Whether this target may speak for the pod.
+    fn claim(&mut self, pod: &Pod, batch: &Batch) -> bool {
+        let is_judged = pod.node.is_some() && batch.node.is_some();
+        let key = (Arc::clone(&batch.target.source), Arc::clone(&pod.uid));
+        let Some(claim) = self.claims.get_mut(&key) else {
+            let claim = Claim {
+                target: batch.target.clone(),
+                at: batch.at,
+                rival: None,
+            };
+            self.claims.insert(key, claim);
+            return true;
+        };
+        if claim.target == batch.target {
+            claim.at = batch.at;
+            return true;
+        }
+        // Two exporters on the pod's own node, as during a rolling update, both tell the truth.
+        if is_judged || batch.at.saturating_duration_since(claim.at) > CLAIM {
+            claim.target = batch.target.clone();
+            claim.at = batch.at;
+            claim.rival = None;
+            return true;
+        }
+        claim.rival = Some((batch.target.clone(), batch.at));
+        false
+    }
+
+    /// Notes which devices the batch says are handed out. Returns the pods to look at.
+    fn hold(&mut self, batch: &Batch, whose: &[Option<Arc<Pod>>]) -> HashSet<Arc<str>> {
+        let mut dirty = HashSet::new();
+        let mut fresh: HashMap<Arc<str>, Holding> = HashMap::new();
+        for (row, pod) in batch.rows.iter().zip(whose) {
+            if &*row.family == pod_families::ALLOCATION.name
+                && let Some(pod) = pod
+            {
+                let held = (identify::device(row).into(), identify::container(row).into());
+                fresh.entry(Arc::clone(&pod.uid)).or_default().insert(held);
+            }
+        }
+        self.holdings.retain(|uid, (target, _)| {
+            let stays = *target != batch.target || fresh.contains_key(uid);
+            if !stays {
+                dirty.insert(Arc::clone(uid));
+            }
+            stays
+        });
+        for (uid, holding) in fresh {
+            dirty.insert(Arc::clone(&uid));
+            self.holdings.insert(uid, (batch.target.clone(), holding));
+        }
+        dirty
+    }
+
+    /// Brings the rows of a batch into the cells of one metric. Returns the objects that changed.
+    fn fold(
+        &mut self,
+        i: usize,
+        metric: &Metric,
+        batch: &Batch,
+        whose: &[Option<Arc<Pod>>],
+        drops: &mut Drops,
+    ) -> HashSet<Object> {
+        let (numerator, denominator) = match &metric.series {
+            Series::Direct(name) => (name, None),
+            Series::Ratio {
+                numerator,
+                denominator,
+            } => (numerator, Some(denominator)),
+        };
+        let node = batch.node.as_ref().unwrap_or(&batch.target.name);
+        let mut folds: HashMap<(Object, CellKey), Fold> = HashMap::new();
+        for (row, pod) in batch.rows.iter().zip(whose) {
+            let is_numerator = row.family == *numerator;
+            if !is_numerator && denominator != Some(&row.family) {
+                continue;
+            }
+            let object = match (metric.per, pod) {
+                (Per::Nodes, _) => Object::Node(Arc::clone(node)),
+                (_, Some(pod)) => Object::Pod(Arc::clone(&pod.uid)),
+                (_, None) => continue,
+            };
+            let key = CellKey {
+                device: identify::device(row).into(),
+                container: if metric.per == Per::Nodes {
+                    "".into()
+                } else {
+                    identify::container(row).into()
+                },
+                source: row.label(label::SOURCE).and_then(label::Source::parse),
+            };
+            let fold = folds
+                .entry((object, key))
+                .or_insert_with(|| Fold::new(row.measured_at));
+            fold.add(row, is_numerator, &metric.sum, drops);
+        }
+        let mut touched = HashSet::new();
+        for ((object, key), fold) in folds {
+            let held = self.cells[i]
+                .entry(object.clone())
+                .or_default()
+                .entry(key)
+                .or_insert_with(|| Held {
+                    cell: super::cell::Cell::default(),
+                    target: batch.target.clone(),
+                    problem: None,
+                });
+            held.target = batch.target.clone();
+            held.problem.clone_from(&fold.problem);
+            let pushed = if fold.problem.is_some() || fold.is_spoilt {
+                None
+            } else if metric
+                .window
+                .is_some_and(|window| window.function == Function::Rate)
+            {
+                Some(held.cell.count(fold.measured_at, &fold.counters(), metric.window))
+            } else {
+                fold.value(denominator.is_some())
+                    .map(|value| held.cell.push(fold.measured_at, value, metric.window))
+            };
+            if pushed == Some(Pushed::OutOfOrder) {
+                drops.add(Drop::OutOfOrder);
+            }
+            touched.insert(object);
+        }
+        touched
+    }
+
+    fn external(&mut self, batch: &Batch, drops: &mut Drops) {
+        let config = Arc::clone(&self.state.config);
+        for (external, lists) in config.external.iter().zip(&mut self.state.external) {
+            if external.source != batch.target.source {
+                continue;
+            }
+            let mut series = Vec::new();
+            for row in batch.rows.iter().filter(|row| row.family == external.series) {
+                let value = row.value * external.scale;
+                if !value.is_finite() {
+                    drops.add(Drop::NotFinite);
+                    continue;
+                }
+                let mut labels: std::collections::BTreeMap<String, String> = row
+                    .labels
+                    .iter()
+                    .map(|(key, value)| (key.to_string(), value.to_string()))
+                    .collect();
+                if let Some(node) = &batch.node {
+                    labels
+                        .entry("node".to_owned())
+                        .or_insert_with(|| node.to_string());
+                }
+                series.push(ExternalSeries {
+                    labels,
+                    value,
+                    measured_at: row.measured_at,
+                });
+            }
+            // The body is the whole truth: a series that it no longer has is gone.
+            lists.insert(batch.target.clone(), Arc::new(series));
+        }
+    }
+
+    fn pods_touched(&mut self, touched: &Touched, now: Instant) {
+        if *touched == Touched::default() {
+            self.state.pods_known = self.pods.known;
+            return;
+        }
+        for pod in &touched.gone {
+            self.holdings.remove(&pod.uid);
+            self.claims.retain(|(_, uid), _| *uid != pod.uid);
+            for (objects, state) in self.cells.iter_mut().zip(&mut self.state.custom) {
+                objects.remove(&Object::Pod(Arc::clone(&pod.uid)));
+                if let Some(entries) = state.pods.get_mut(&pod.namespace) {
+                    Arc::make_mut(entries).remove(&pod.uid);
+                    if entries.is_empty() {
+                        state.pods.remove(&pod.namespace);
+                    }
+                }
+            }
+        }
+        self.state.pods = self.pods.published();
+        self.state.pods_known = self.pods.known;
+        for uid in &touched.changed {
+            self.evaluate(uid, now);
+        }
+    }
+
+    /// Finishes the values of one pod for every metric that knows it.
+    fn evaluate(&mut self, uid: &Arc<str>, now: Instant) {
+        let Some(pod) = self.pods.get(uid).map(Arc::clone) else {
+            return;
+        };
+        let holding = self.holdings.get(uid);
+        let config = Arc::clone(&self.state.config);
+        for ((metric, objects), state) in config.metrics.iter().zip(&self.cells).zip(&mut self.state.custom) {
+            if metric.per == Per::Nodes {
+                continue;
+            }
+            let cells = objects.get(&Object::Pod(Arc::clone(uid)));
+            let held = holding
+                .filter(|(target, _)| target.source == metric.source)
+                .map(|(_, holding)| holding);
+            if cells.is_none() && held.is_none() {
+                continue;
+            }
+            let claim = self.claims.get(&(Arc::clone(&metric.source), Arc::clone(uid)));
+            let rival = claim.and_then(|claim| {
+                let (rival, at) = claim.rival.as_ref()?;
+                (now.saturating_duration_since(*at) <= CLAIM).then_some((&claim.target, rival))
+            });
+            let entry = match rival {
+                Some((target, rival)) => Entry::Absent(Arc::from(format!(
+                    "is claimed by two targets, {} and {}, and its node is not known",
+                    target.name, rival.name
+                ))),
+                None => evaluate::pod(metric, &pod, cells, held),
+            };
+            let entries = state.pods.entry(Arc::clone(&pod.namespace)).or_default();
+            Arc::make_mut(entries).insert(Arc::clone(uid), entry);
+        }
+    }
+}
+
+/// Rows of one body that fall into one cell.
+#[derive(Debug)]
+struct Fold {
+    above: Vec<(u64, u64, f64)>,
+    below: Vec<(u64, u64, f64)>,
+    measured_at: Instant,
+    is_spoilt: bool,
+    problem: Option<Arc<str>>,
+}
+
+impl Fold {
+    fn new(measured_at: Instant) -> Self {
+        Self {
+            above: Vec::new(),
+            below: Vec::new(),
+            measured_at,
+            is_spoilt: false,
+            problem: None,
+        }
+    }
+
+    fn add(&mut self, row: &Row, is_numerator: bool, sum: &[String], drops: &mut Drops) {
+        self.measured_at = self.measured_at.min(row.measured_at);
+        if !row.value.is_finite() {
+            drops.add(Drop::NotFinite);
+            // A sum without one of its parts would be a wrong value.
+            self.is_spoilt = true;
+            return;
+        }
+        let (all, rest) = identify::hashes(row, sum);
+        let parts = if is_numerator {
+            &mut self.above
+        } else {
+            &mut self.below
+        };
+        if parts.iter().any(|(other, ..)| *other == all) {
+            drops.add(Drop::Duplicate);
+            self.problem = Some(Arc::from(format!("has series {} twice in one body", row.family)));
+        } else if parts.iter().any(|(_, other, _)| *other != rest) {
+            drops.add(Drop::Duplicate);
+            self.problem = Some(Arc::from(format!(
+                "has several series {} for one device; name the labels that differ in sum",
+                row.family
+            )));
+        } else {
+            parts.push((all, rest, row.value));
+        }
+    }
+
+    fn value(&self, is_ratio: bool) -> Option<f64> {
+        let total = |parts: &[(u64, u64, f64)]| {
+            (!parts.is_empty()).then(|| parts.iter().map(|(.., value)| value).sum::<f64>())
+        };
+        let above = total(&self.above)?;
+        if !is_ratio {
+            return Some(above);
+        }
+        let below = total(&self.below)?;
+        (below.abs() > 0.0).then(|| above / below)
+    }
+
+    fn counters(&self) -> Vec<(u64, f64)> {
+        self.above.iter().map(|(all, _, value)| (*all, *value)).collect()
+    }
+}
+
+/// Counts reasons while a batch is taken, to touch the shared counters once.
+#[derive(Debug, Default)]
+struct Drops {
+    counts: Vec<(Drop, usize)>,
+}
+
+impl Drops {
+    fn add(&mut self, reason: Drop) {
+        match self.counts.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.counts.push((reason, 1)),
+        }
+    }
+
+    fn count(self, metrics: &Metrics) {
+        for (reason, count) in self.counts {
+            metrics.dropped(reason, count);
+        }
+    }
+}
+
+/// The pods that a body speaks of, where no cluster does.
+fn reported_pods(batch: &Batch) -> Vec<Pod> {
+    let mut pods: HashMap<&str, Pod> = HashMap::new();
+    for row in &batch.rows {
+        let is_ready_row = &*row.family == pod_families::READY.name;
+        if !is_ready_row && &*row.family != pod_families::ALLOCATION.name {
+            continue;
+        }
+        let (Some(uid), Some(namespace), Some(name)) = (
+            row.label(label::POD_UID),
+            row.label(label::NAMESPACE),
+            row.label(label::POD),
+        ) else {
+            continue;
+        };
+        let pod = pods.entry(uid).or_insert_with(|| Pod {
+            uid: Arc::from(uid),
+            namespace: Arc::from(namespace),
+            name: Arc::from(name),
+            labels: std::collections::BTreeMap::new(),
+            node: None,
+            ready: None,
+            ready_since: None,
+        });
+        if is_ready_row {
+            pod.ready = Some(row.value > 0.5);
+        }
+    }
+    pods.into_values().collect()
+}
