@@ -1,13 +1,355 @@
-//! The demo.
+//! The demo: a GPU's load becomes replicas, live, and the demo judges itself by what API and HPA say.
+//!
+//! ```text
+//!  load/ ─► simulated replicas ─► fake driver ─► exporter ─► adapter ─► kube-apiserver ─► HPA ─► replicas
+//!                                                                           │
+//!              terminal.rs, page.rs ◄─ picture.rs ◄─ observe.rs ◄───────────┤
+//!              last line            ◄─ judge.rs   ◄─ story.rs   ◄───────────┘
+//! ```
+//! Inputs: [`args`]. Invariants: nothing outlives the process ([`crate::contain`]); the page's listener is the
+//! only thing reachable from outside, on loopback; the last line on stdout is JSON; the exit code says
+//! whether everything was as claimed.
 
 pub mod args;
-pub mod install;
+pub mod cluster;
 pub mod judge;
+pub mod objects;
 pub mod observe;
 pub mod page;
 pub mod picture;
 pub mod reading;
+pub mod standalone;
 pub mod story;
 pub mod terminal;
 pub mod view;
 pub mod wishes;
+
+use std::future::Future;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::contain::{self, Role};
+use crate::controlplane::binaries::Binaries;
+use crate::load::clock::LoadClock;
+use crate::load::serving::Serving;
+use crate::netns;
+use crate::process::{Artefacts, artefacts};
+use crate::simnode::launcher;
+use args::{Args, Request};
+use cluster::Cluster;
+use observe::{Backstage, Target};
+use picture::{ActStatus, Picture, Stage};
+use story::Story;
+use wishes::Wishes;
+
+/// The HPA's sync period here; five times as fast as the controller's default of 15 s.
+const HPA_SYNC: Duration = Duration::from_secs(3);
+
+/// Window of the adapter's averages here, shortened likewise ([`objects::overlay`]).
+const WINDOW: Duration = Duration::from_secs(3);
+
+/// `maxAge` of exclusive values in `manifests/`.
+const MAX_AGE: Duration = Duration::from_secs(10);
+
+/// What the HPA aims at, percent of SM activity.
+const AIM: u32 = 60;
+
+/// Namespace and name of the workload.
+const NAMESPACE: &str = "demo";
+const WORKLOAD: &str = "llm";
+
+/// Load in GPUs while the demo is held after its story.
+const HELD_LOAD: f64 = 0.3;
+
+/// Exit code of a usage error.
+const USAGE: u8 = 64;
+
+/// Exit code after Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// The whole program.
+#[must_use]
+pub fn main() -> ExitCode {
+    // A re-execution as a simulated container has other arguments than ours.
+    if let Some(code) = launcher::run_if_asked() {
+        return code;
+    }
+    let request = match Args::parse().resolve() {
+        Ok(request) => request,
+        Err(problems) => {
+            tell_error(&problems);
+            return ExitCode::from(USAGE);
+        }
+    };
+    match contain::enter() {
+        Ok(Role::Outer(code)) => return code,
+        Ok(Role::Inner) => {}
+        // The half without a cluster needs no namespaces: its children end with their guards.
+        Err(_) if request.standalone => {}
+        Err(error) => {
+            tell_error(&format!("{error}\nCONTROL_PLANE=none shows exporter and adapter without them"));
+            return ExitCode::FAILURE;
+        }
+    }
+    match contained(&request) {
+        Ok(code) => code,
+        Err(error) => {
+            tell_error(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "the program's own last words")]
+fn tell_error(text: &str) {
+    eprintln!("forewarm-demo: {text}");
+}
+
+fn contained(request: &Request) -> anyhow::Result<ExitCode> {
+    let loopback = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+    // Bound out here, so that a browser and kubectl of this machine reach what runs in there.
+    let page = loopback(request.page_port).with_context(|| format!("--page-port {}", request.page_port))?;
+    let api = request.hold.then(|| loopback(0)).transpose()?;
+    let artefacts = artefacts()?;
+    if !request.standalone {
+        Binaries::find()?;
+        netns::enter()?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let code = runtime.block_on(show(request, artefacts, page, api));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+/// What the body of a run came to.
+struct Ending {
+    /// The last line, where there is one.
+    line: Option<String>,
+    /// Whether everything was as claimed.
+    good: bool,
+}
+
+async fn show(
+    request: &Request,
+    artefacts: &Artefacts,
+    page: TcpListener,
+    api: Option<TcpListener>,
+) -> anyhow::Result<ExitCode> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stage = Arc::new(Stage::new(first_picture(request, &page)?));
+    let drawing = CancellationToken::new();
+    let mut drawers = JoinSet::new();
+    drawers.spawn(page::serve(page, Arc::clone(&stage), drawing.clone()));
+    drawers.spawn(terminal::show(Arc::clone(&stage), drawing.clone()));
+
+    let stop = CancellationToken::new();
+    let body = async {
+        if request.standalone {
+            standalone_half(request, artefacts, &stage, &stop).await
+        } else {
+            whole_loop(request, artefacts, &stage, api, &stop).await
+        }
+    };
+    let (ending, interrupted) = until_interrupted(body, &stop, async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+    .await;
+
+    drawing.cancel();
+    while let Some(drawn) = drawers.join_next().await {
+        // A page or terminal that went away is no failure of the loop.
+        drop(drawn);
+    }
+    let ending = match (ending, interrupted) {
+        (Some(Ok(ending)), _) => ending,
+        (Some(Err(error)), false) => return Err(error),
+        // What was interrupted says so by its exit code.
+        (None, _) | (Some(Err(_)), true) => return Ok(ExitCode::from(INTERRUPTED)),
+    };
+    finish(&stage.picture(), &ending)?;
+    Ok(match (interrupted && !request.hold, ending.good) {
+        (true, _) => ExitCode::from(INTERRUPTED),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
+}
+
+/// Runs `body`; at an interrupt asks it to stop and gives it a little time.
+async fn until_interrupted<T>(
+    body: impl Future<Output = T>,
+    stop: &CancellationToken,
+    interrupt: impl Future<Output = ()>,
+) -> (Option<T>, bool) {
+    let mut body = std::pin::pin!(body);
+    tokio::select! {
+        ended = &mut body => return (Some(ended), false),
+        () = interrupt => {}
+    }
+    stop.cancel();
+    (tokio::time::timeout(Duration::from_secs(3), body).await.ok(), true)
+}
+
+fn first_picture(request: &Request, page: &TcpListener) -> anyhow::Result<Picture> {
+    let what = match (request.standalone, request.real_nvml) {
+        (true, true) => "exporter and adapter on this machine's driver".to_owned(),
+        (true, false) => "exporter and adapter on a simulated driver, no control plane".to_owned(),
+        (false, _) => format!(
+            "real kube-apiserver, scheduler and HPA controller (sync every {} s); {} simulated nodes with {} H100 each",
+            HPA_SYNC.as_secs(),
+            cluster::NODES,
+            cluster::GPUS
+        ),
+    };
+    let claims = if request.standalone { &standalone::CLAIMS[..] } else { &story::CLAIMS[..] };
+    // With a real driver nothing is simulated that could load.
+    let claims = if request.real_nvml { &claims[..1] } else { claims };
+    let mut picture = Picture::new(&what, claims);
+    picture.target = (!request.standalone).then_some(f64::from(AIM));
+    picture.links = vec![format!("page  http://{}", page.local_addr()?), format!("load  {}", request.load_name)];
+    Ok(picture)
+}
+
+async fn standalone_half(
+    request: &Request,
+    artefacts: &Artefacts,
+    stage: &Stage,
+    stop: &CancellationToken,
+) -> anyhow::Result<Ending> {
+    let began = std::time::Instant::now();
+    let mut half = standalone::Half::start(stage, artefacts, request.real_nvml).await?;
+    let load = LoadClock::new(Arc::new(standalone::Swing));
+    if request.while_building {
+        stage.say("the control plane is being built; the whole loop follows");
+        half.play(stage, &load, stop, || Binaries::find().is_ok()).await?;
+        return Ok(Ending { line: None, good: true });
+    }
+    let outcome =
+        half.play(stage, &load, stop, || !request.hold && began.elapsed() >= request.standalone_for).await?;
+    let withheld = match outcome.withheld {
+        Some(true) => "withheld",
+        Some(false) => "counted",
+        None => "not shown",
+    };
+    let line = serde_json::json!({"demo": {
+        "control_plane": "none",
+        "pods": outcome.pods,
+        "value_age_s": outcome.age.map(|age| (age * 10.0).round() / 10.0),
+        "loading_replica": withheld,
+    }});
+    let good = outcome.pods > 0 && (request.real_nvml || outcome.withheld == Some(true));
+    Ok(Ending { line: Some(line.to_string()), good })
+}
+
+async fn whole_loop(
+    request: &Request,
+    artefacts: &Artefacts,
+    stage: &Arc<Stage>,
+    api: Option<TcpListener>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Ending> {
+    let load = Arc::new(LoadClock::new(Arc::clone(&request.load)));
+    let serving = Serving::new(Arc::clone(&load), request.loading, request.seed);
+    let started = unless_stopped(stop, Cluster::start(stage, artefacts, &serving, HPA_SYNC)).await;
+    let cluster = started.context("interrupted while starting")??;
+    let outside = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
+    if let Some(listener) = api {
+        let kubeconfig = outside.path().join("kubeconfig");
+        cluster.serve_outside(listener, &kubeconfig)?;
+        let link = format!("export KUBECONFIG={}", kubeconfig.display());
+        stage.say(link.clone());
+        stage.update(|picture| picture.links.push(link));
+    }
+    cluster.deploy(NAMESPACE, WORKLOAD, AIM).await?;
+
+    let target = Target { namespace: NAMESPACE.to_owned(), name: WORKLOAD.to_owned() };
+    let wishes = Arc::new(Wishes::default());
+    let (seen_sender, seen) = tokio::sync::watch::channel(None);
+    let backstage = Backstage { load: Arc::clone(&load), serving, wishes: Arc::clone(&wishes) };
+    let watching = CancellationToken::new();
+    let observer = observe::watch(
+        cluster.client(),
+        target.clone(),
+        Arc::clone(stage),
+        backstage,
+        seen_sender,
+        watching.clone(),
+    );
+    let story = Story {
+        client: cluster.client(),
+        target,
+        aim: f64::from(AIM),
+        sync: HPA_SYNC,
+        window: WINDOW,
+        max_age: MAX_AGE,
+        stage: Arc::clone(stage),
+        load: Arc::clone(&load),
+        seen,
+        wishes,
+        exporters: cluster.exporters(),
+    };
+    let told = async {
+        let summary = unless_stopped(stop, story.tell()).await.context("interrupted")??;
+        let failures = cluster.failures();
+        anyhow::ensure!(failures.is_empty(), "simulated nodes could not do: {}", failures.join("; "));
+        if request.hold {
+            load.hold(std::time::Instant::now(), HELD_LOAD);
+            stage.say(format!("the story is over, the cluster stays: {HELD_LOAD} GPUs of load; Ctrl-C ends it"));
+            stop.cancelled().await;
+        }
+        anyhow::Ok(summary)
+    };
+    let outcome = tokio::select! {
+        told = told => told,
+        watched = observer => match watched {
+            Ok(()) => Err(anyhow::anyhow!("the observer ended")),
+            Err(error) => Err(error),
+        },
+    };
+    watching.cancel();
+    let summary = match outcome {
+        Ok(summary) => summary,
+        Err(error) if stop.is_cancelled() => return Err(error),
+        Err(error) => anyhow::bail!("{error:#}\n{}", cluster.evidence().await),
+    };
+    Ok(Ending { line: Some(summary.line()), good: summary.is_good() })
+}
+
+async fn unless_stopped<T>(stop: &CancellationToken, body: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        ended = body => Some(ended),
+        () = stop.cancelled() => None,
+    }
+}
+
+/// What stays on the screen: the acts with their evidence, then the last line.
+fn finish(picture: &Picture, ending: &Ending) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for act in &picture.acts {
+        let mark = match act.status {
+            ActStatus::Shown => "shown    ",
+            ActStatus::Refuted => "NOT shown",
+            ActStatus::Running | ActStatus::Waiting => "not begun",
+        };
+        writeln!(out, "{mark} {}", act.claim)?;
+        if !act.evidence.is_empty() {
+            writeln!(out, "          {}", act.evidence)?;
+        }
+    }
+    if let Some(line) = &ending.line {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()
+}

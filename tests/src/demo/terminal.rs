@@ -46,18 +46,11 @@ async fn print(stage: &Stage, stop: &CancellationToken) -> io::Result<()> {
     let mut since_plain = PLAIN;
     loop {
         let ended = stop.is_cancelled();
-        let picture = stage.picture();
-        let mut out = io::stdout().lock();
-        for event in picture.events.iter().filter(|event| event.at > told) {
-            writeln!(out, "{} {}", view::clock(event.at), event.text)?;
-        }
-        told = picture.events.back().map_or(told, |event| event.at.max(told));
-        if since_plain >= PLAIN && !picture.history.is_empty() {
-            writeln!(out, "{}", view::plain(&picture))?;
+        let with_line = since_plain >= PLAIN;
+        told = print_news(stage, told, with_line)?;
+        if with_line {
             since_plain = Duration::ZERO;
         }
-        out.flush()?;
-        drop(out);
         if ended {
             return Ok(());
         }
@@ -67,6 +60,20 @@ async fn print(stage: &Stage, stop: &CancellationToken) -> io::Result<()> {
         }
         since_plain += REDRAW;
     }
+}
+
+/// Prints events after `told`, and the line of numbers if there are any; answers with the last event's time.
+fn print_news(stage: &Stage, told: f64, with_line: bool) -> io::Result<f64> {
+    let picture = stage.picture();
+    let mut out = io::stdout().lock();
+    for event in picture.events.iter().filter(|event| event.at > told) {
+        writeln!(out, "{} {}", view::clock(event.at), event.text)?;
+    }
+    if with_line && !picture.history.is_empty() {
+        writeln!(out, "{}", view::plain(&picture))?;
+    }
+    out.flush()?;
+    Ok(picture.events.back().map_or(told, |event| event.at.max(told)))
 }
 
 /// The terminal's other screen, while we have it.

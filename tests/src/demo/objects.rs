@@ -1,15 +1,11 @@
-//! Installs objects as `kubectl apply --server-side` would, in kustomize's order.
+//! What the demo installs: `manifests/` by a small overlay, and the example that users get.
 //!
-//! Invariants: the objects are those of `manifests/`, changed only by a kustomize overlay that anyone
-//! could write; field manager `forewarm-demo`.
+//! Invariants: the stack is changed only by a kustomize overlay that anyone could write; the workload is the
+//! shipped example with another image and faster behaviour.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::core::GroupVersionKind;
-use kube::discovery::{Scope, pinned_kind};
-use kube::{Api, Client};
 use serde_json::Value;
 
 /// What the demo changes in the adapter's config: with the HPA looking five times as often as by default,
@@ -36,7 +32,7 @@ pub fn overlay(folder: &Path) -> anyhow::Result<()> {
     let kustomization = serde_json::json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [manifests.join("base")],
+        "resources": [relative(&folder.canonicalize()?, &manifests.join("base"))],
         "configMapGenerator": [{
             "name": "forewarm-adapter",
             "namespace": "forewarm",
@@ -49,27 +45,10 @@ pub fn overlay(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Applies objects in order.
-///
-/// # Errors
-/// The first object that the API server refuses, by kind and name.
-pub async fn apply(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
-    let params = PatchParams::apply("forewarm-demo").force();
-    for value in objects {
-        let object: DynamicObject = serde_json::from_value(value.clone()).context("an object without a kind")?;
-        let name = object.metadata.name.clone().unwrap_or_default();
-        let types = object.types.clone().unwrap_or_default();
-        let named = || format!("applying {} {name}", types.kind);
-        let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
-        let kind = GroupVersionKind::gvk(group, version, &types.kind);
-        let (resource, capabilities) = pinned_kind(client, &kind).await.with_context(named)?;
-        let api: Api<DynamicObject> = match (&object.metadata.namespace, capabilities.scope) {
-            (Some(namespace), Scope::Namespaced) => Api::namespaced_with(client.clone(), namespace, &resource),
-            _ => Api::all_with(client.clone(), &resource),
-        };
-        api.patch(&name, &params, &Patch::Apply(value)).await.with_context(named)?;
-    }
-    Ok(())
+/// The way from a folder to a path, both canonical: kustomize takes no absolute paths.
+fn relative(folder: &Path, to: &Path) -> PathBuf {
+    let up = folder.components().filter(|part| matches!(part, std::path::Component::Normal(_)));
+    up.map(|_| Path::new("..")).chain([to.strip_prefix("/").unwrap_or(to)]).collect()
 }
 
 /// The inference Deployment and its HPA, from the example that users get, fitted to the demo.
@@ -127,6 +106,11 @@ mod tests {
         let ours = std::fs::read_to_string(folder.path().join("config.yaml")).unwrap();
         assert_ne!(stock, ours);
         assert_eq!(stock, ours.replace(WINDOW.1, WINDOW.0));
+    }
+
+    #[test]
+    fn paths_are_relative_to_the_overlay() {
+        assert_eq!(relative(Path::new("/tmp/x"), Path::new("/home/a")), Path::new("../../home/a"));
     }
 
     #[test]
