@@ -437,6 +437,9 @@ impl Writer {
                 .filter(|(target, _)| target.source == metric.source)
                 .map(|(_, holding)| holding);
             if cells.is_none() && held.is_none() {
+                if let Some(entries) = state.pods.get_mut(&pod.namespace) {
+                    Arc::make_mut(entries).remove(uid);
+                }
                 continue;
             }
             let claim = self.claims.get(&(Arc::clone(&metric.source), Arc::clone(uid)));

@@ -12,12 +12,15 @@ const LATER: Duration = Duration::from_millis(25);
 /// Latest arrival after a tick.
 const LATEST: Duration = Duration::from_millis(300);
 
+/// How fast a late arrival creeps back, each scrape: slowly, because coming too early costs a whole tick.
+const CREEP: Duration = Duration::from_micros(100);
+
 /// The rhythm of one target.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     interval: Duration,
     after_tick: Duration,
-    is_aligned: bool,
+    is_aimed: bool,
 }
 
 impl Pace {
@@ -25,7 +28,7 @@ impl Pace {
         Self {
             interval,
             after_tick: AFTER_TICK,
-            is_aligned: false,
+            is_aimed: false,
         }
     }
 
@@ -33,16 +36,19 @@ impl Pace {
     pub(super) fn next(&mut self, youngest: Option<Duration>) -> Duration {
         // Without ages, or from a target that reads rarely or is stuck, there is no tick to follow.
         let Some(age) = youngest.filter(|age| *age < self.interval * 2) else {
-            self.is_aligned = false;
+            self.is_aimed = false;
             return self.interval;
         };
-        if self.is_aligned && age > self.interval / 4 && self.after_tick < LATEST {
-            // We were in step and suddenly met the reading before: we came before it was published.
-            self.after_tick += LATER;
+        if self.is_aimed && age > self.interval / 4 {
+            // We aimed just after a tick and met the reading before: it was not published yet.
+            self.after_tick = (self.after_tick + LATER).min(LATEST);
+        } else {
+            self.after_tick = self.after_tick.saturating_sub(CREEP).max(AFTER_TICK);
         }
-        self.is_aligned = age < self.after_tick + AFTER_TICK;
         let delay = (self.interval + self.after_tick).saturating_sub(age);
-        delay.clamp(self.interval / 2, self.interval + self.interval / 4)
+        let legal = self.interval / 2..=self.interval + self.interval / 4;
+        self.is_aimed = legal.contains(&delay);
+        delay.clamp(*legal.start(), *legal.end())
     }
 }
 

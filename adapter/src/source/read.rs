@@ -233,16 +233,16 @@ mod tests {
     #[test]
     fn age_lines_decide_and_explicit_timestamps_do_not() {
         assert_eq!(ages(POD, &["gpu_pod_busy_ratio"], moment()).0, [1.25]);
-        let device = "gpu_sample_age_seconds{uuid=\"g\",group=\"memory\"} 0.5\ngpu_sample_age_seconds{uuid=\"g\",group=\"nvlink\"} 3\ngpu_nvlink_errors_total{uuid=\"g\",kind=\"crc\"} 4\n";
+        let device = "gpu_sample_age_seconds{uuid=\"g\",group=\"memory\"} 0.5\ngpu_sample_age_seconds{uuid=\"g\",group=\"nvlink\"} 3\ngpu_nvlink_bytes_total{uuid=\"g\",direction=\"rx\"} 4\n";
         let read = read(
             &PrometheusText,
             device.as_bytes(),
-            &wanted(&["gpu_nvlink_errors_total"]),
+            &wanted(&["gpu_nvlink_bytes_total"]),
             moment(),
         )
         .unwrap();
         assert_eq!(read.youngest, Some(Duration::from_millis(500)));
-        assert_eq!(ages(device, &["gpu_nvlink_errors_total"], moment()).0, [3.0]);
+        assert_eq!(ages(device, &["gpu_nvlink_bytes_total"], moment()).0, [3.0]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Invariants: one scrape at a time, never longer than the timeout; every outcome is counted by a closed set
 //! of results and told to the index with its cause.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, DATE};
