@@ -46,23 +46,51 @@ pub struct Args {
     pub command: Option<Command>,
 
     /// Address of /metrics and /metrics/detail; port 0 lets the kernel choose.
-    #[arg(long, env = "FOREWARM_EXPORTER_LISTEN", default_value = "[::]:9410", value_name = "HOST:PORT", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_LISTEN",
+        default_value = "[::]:9410",
+        value_name = "HOST:PORT",
+        global = true
+    )]
     pub listen: String,
 
     /// The driver's management library; found by the system's loader when absent.
-    #[arg(long, env = "FOREWARM_EXPORTER_NVML_LIBRARY", value_name = "FILE", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_NVML_LIBRARY",
+        value_name = "FILE",
+        global = true
+    )]
     pub nvml_library: Option<PathBuf>,
 
     /// Time between two readings, 100ms to 60s.
-    #[arg(long, env = "FOREWARM_EXPORTER_INTERVAL", default_value = "1s", value_name = "DURATION", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_INTERVAL",
+        default_value = "1s",
+        value_name = "DURATION",
+        global = true
+    )]
     pub interval: String,
 
     /// Names of the series: native, dcgm or both. This version speaks native only.
-    #[arg(long, env = "FOREWARM_EXPORTER_FORMAT", default_value = "native", value_name = "FORMAT", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_FORMAT",
+        default_value = "native",
+        value_name = "FORMAT",
+        global = true
+    )]
     pub format: String,
 
     /// Which dcgm-exporter to be like: 3, 4.6-names, 4.8.2 or 4.8.3. Comes with --format dcgm.
-    #[arg(long, env = "FOREWARM_EXPORTER_DCGM_COMPAT", value_name = "VERSION", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_DCGM_COMPAT",
+        value_name = "VERSION",
+        global = true
+    )]
     pub dcgm_compat: Option<String>,
 
     /// Name of this node, for asking the API server about its pods where the kubelet does not tell.
@@ -80,11 +108,22 @@ pub struct Args {
     pub kubelet_dir: PathBuf,
 
     /// The host's /proc, for readings per process. This version reads none and only keeps the flag's place.
-    #[arg(long, env = "FOREWARM_EXPORTER_PROC", default_value = "/proc", value_name = "DIR", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_PROC",
+        default_value = "/proc",
+        value_name = "DIR",
+        global = true
+    )]
     pub proc: PathBuf,
 
     /// TLS and basic authentication of the metrics port, in exporter-toolkit's format.
-    #[arg(long, env = "FOREWARM_EXPORTER_WEB_CONFIG", value_name = "FILE", global = true)]
+    #[arg(
+        long,
+        env = "FOREWARM_EXPORTER_WEB_CONFIG",
+        value_name = "FILE",
+        global = true
+    )]
     pub web_config: Option<PathBuf>,
 
     /// Kubernetes client flags.
@@ -106,7 +145,12 @@ pub enum Command {
     /// Reads everything once (rates and GPM need two readings, one interval apart), prints it and ends.
     Once {
         /// text, as /metrics would answer, or json.
-        #[arg(long, env = "FOREWARM_EXPORTER_OUTPUT", default_value = "text", value_name = "FORMAT")]
+        #[arg(
+            long,
+            env = "FOREWARM_EXPORTER_OUTPUT",
+            default_value = "text",
+            value_name = "FORMAT"
+        )]
         output: String,
     },
 }
@@ -183,7 +227,8 @@ impl Args {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let shape = || format!("{text:?} is not a duration; write a number and ms, s or m, for example 500ms or 1s");
+    let shape =
+        || format!("{text:?} is not a duration; write a number and ms, s or m, for example 500ms or 1s");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(shape)?;
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| shape())?;
@@ -245,7 +290,9 @@ mod tests {
     #[test]
     fn every_flag_has_an_environment_twin() {
         for arg in Args::command().get_arguments() {
-            let Some(long) = arg.get_long().filter(|long| !["help", "version"].contains(long)) else { continue };
+            let Some(long) = arg.get_long().filter(|long| !["help", "version"].contains(long)) else {
+                continue;
+            };
             assert!(arg.get_env().is_some(), "--{long}");
         }
     }
@@ -260,22 +307,54 @@ mod tests {
 
     #[test]
     fn flags_stand_before_or_after_once() {
-        let after = parse(&["once", "--output", "json", "--interval", "200ms"]).resolve().unwrap();
-        assert_eq!((after.once, after.interval), (Some(Output::Json), Duration::from_millis(200)));
+        let after = parse(&["once", "--output", "json", "--interval", "200ms"])
+            .resolve()
+            .unwrap();
+        assert_eq!(
+            (after.once, after.interval),
+            (Some(Output::Json), Duration::from_millis(200))
+        );
         let before = parse(&["--interval", "200ms", "once"]).resolve().unwrap();
-        assert_eq!((before.once, before.interval), (Some(Output::Text), Duration::from_millis(200)));
+        assert_eq!(
+            (before.once, before.interval),
+            (Some(Output::Text), Duration::from_millis(200))
+        );
     }
 
     #[test]
     fn all_bad_settings_are_told_together() {
         let args = [
-            "--listen", "nowhere", "--interval", "1h", "--format", "dcgm", "--dcgm-compat", "9", "--web-config",
-            "/nonexistent.yaml", "--log-level", "debgu", "once", "--output", "xml",
+            "--listen",
+            "nowhere",
+            "--interval",
+            "1h",
+            "--format",
+            "dcgm",
+            "--dcgm-compat",
+            "9",
+            "--web-config",
+            "/nonexistent.yaml",
+            "--log-level",
+            "debgu",
+            "once",
+            "--output",
+            "xml",
         ];
         let error = parse(&args).resolve().unwrap_err();
         let text = error.to_string();
-        for part in ["--listen", "--interval", "--format", "--dcgm-compat", "--web-config", "--log-level", "--output"] {
-            assert!(error.problems().iter().any(|problem| problem.starts_with(part)), "{part} in {text}");
+        for part in [
+            "--listen",
+            "--interval",
+            "--format",
+            "--dcgm-compat",
+            "--web-config",
+            "--log-level",
+            "--output",
+        ] {
+            assert!(
+                error.problems().iter().any(|problem| problem.starts_with(part)),
+                "{part} in {text}"
+            );
         }
         assert!(text.contains("not there yet"), "{text}");
     }
@@ -284,7 +363,17 @@ mod tests {
     fn intervals_are_bounded() {
         assert_eq!(interval("100ms"), Ok(SHORTEST_INTERVAL));
         assert_eq!(interval("1m"), Ok(LONGEST_INTERVAL));
-        for bad in ["99ms", "61s", "1", "s", "1.5s", "-1s", "", "99999999999999999999s", "18446744073709551615m"] {
+        for bad in [
+            "99ms",
+            "61s",
+            "1",
+            "s",
+            "1.5s",
+            "-1s",
+            "",
+            "99999999999999999999s",
+            "18446744073709551615m",
+        ] {
             assert!(interval(bad).is_err(), "{bad}");
         }
     }

@@ -69,7 +69,10 @@ impl Windows {
         if seen.uncorrected_volatile.is_some_and(|count| count > 0) {
             reasons.push(Reason::EccUncorrected);
         }
-        if seen.last_hardware_xid.is_some_and(|at| is_within(now, at, XID_WINDOW)) {
+        if seen
+            .last_hardware_xid
+            .is_some_and(|at| is_within(now, at, XID_WINDOW))
+        {
             reasons.push(Reason::XidHardware);
         }
         if self.is_link_down(seen) {
@@ -99,7 +102,8 @@ impl Windows {
             }
             self.link_errors = Some(errors);
         }
-        self.link_errors_grew.is_some_and(|at| is_within(now, at, LINK_ERROR_WINDOW))
+        self.link_errors_grew
+            .is_some_and(|at| is_within(now, at, LINK_ERROR_WINDOW))
     }
 
     fn is_slowed_down(&mut self, now: Instant, total: Option<Duration>) -> bool {
@@ -118,7 +122,10 @@ impl Windows {
             self.slowdown.push_back((now, total));
         }
         while self.slowdown.len() > 1
-            && self.slowdown.front().is_some_and(|(at, _)| !is_within(now, *at, SLOWDOWN_WINDOW))
+            && self
+                .slowdown
+                .front()
+                .is_some_and(|(at, _)| !is_within(now, *at, SLOWDOWN_WINDOW))
         {
             self.slowdown.pop_front();
         }
@@ -159,7 +166,10 @@ mod tests {
             (5, Some(Reason::RecoveryPeers)),
             (0, None),
         ] {
-            let seen = Observation { recovery_action: Some(action), ..Default::default() };
+            let seen = Observation {
+                recovery_action: Some(action),
+                ..Default::default()
+            };
             assert_eq!(reasons(&seen), reason.into_iter().collect::<Vec<_>>(), "{action}");
         }
     }
@@ -167,7 +177,10 @@ mod tests {
     #[test]
     fn a_hardware_xid_counts_for_an_hour() {
         let start = Instant::now();
-        let seen = Observation { last_hardware_xid: Some(start), ..Default::default() };
+        let seen = Observation {
+            last_hardware_xid: Some(start),
+            ..Default::default()
+        };
         let mut windows = Windows::default();
         assert_eq!(windows.advance(start + XID_WINDOW, &seen), [Reason::XidHardware]);
         assert!(windows.advance(start + XID_WINDOW + SECOND, &seen).is_empty());
@@ -177,7 +190,11 @@ mod tests {
     fn links_that_were_never_up_are_not_down() {
         let mut windows = Windows::default();
         let now = Instant::now();
-        let up = |links_up, links_expected| Observation { links_up: Some(links_up), links_expected, ..Default::default() };
+        let up = |links_up, links_expected| Observation {
+            links_up: Some(links_up),
+            links_expected,
+            ..Default::default()
+        };
         assert!(windows.advance(now, &up(0, None)).is_empty());
         assert!(windows.advance(now, &up(12, None)).is_empty());
         assert_eq!(windows.advance(now, &up(11, None)), [Reason::NvlinkDown]);
@@ -193,12 +210,33 @@ mod tests {
     fn link_errors_count_while_they_grow_and_ten_minutes_on() {
         let start = Instant::now();
         let mut windows = Windows::default();
-        let errors = |count| Observation { link_errors: Some(count), ..Default::default() };
-        assert!(windows.advance(start, &errors(5)).is_empty(), "old errors are history");
-        assert_eq!(windows.advance(start + SECOND, &errors(6)), [Reason::NvlinkErrors]);
-        assert_eq!(windows.advance(start + SECOND + LINK_ERROR_WINDOW, &errors(6)), [Reason::NvlinkErrors]);
-        assert!(windows.advance(start + 2 * SECOND + LINK_ERROR_WINDOW, &errors(6)).is_empty());
-        assert!(windows.advance(start + 3 * SECOND + LINK_ERROR_WINDOW, &errors(0)).is_empty(), "a reset is no growth");
+        let errors = |count| Observation {
+            link_errors: Some(count),
+            ..Default::default()
+        };
+        assert!(
+            windows.advance(start, &errors(5)).is_empty(),
+            "old errors are history"
+        );
+        assert_eq!(
+            windows.advance(start + SECOND, &errors(6)),
+            [Reason::NvlinkErrors]
+        );
+        assert_eq!(
+            windows.advance(start + SECOND + LINK_ERROR_WINDOW, &errors(6)),
+            [Reason::NvlinkErrors]
+        );
+        assert!(
+            windows
+                .advance(start + 2 * SECOND + LINK_ERROR_WINDOW, &errors(6))
+                .is_empty()
+        );
+        assert!(
+            windows
+                .advance(start + 3 * SECOND + LINK_ERROR_WINDOW, &errors(0))
+                .is_empty(),
+            "a reset is no growth"
+        );
     }
 
     #[test]
@@ -209,14 +247,23 @@ mod tests {
         let mut first = None;
         for second in 0..300 {
             held += SECOND / 5;
-            let seen = Observation { hardware_slowdown: Some(held), ..Default::default() };
+            let seen = Observation {
+                hardware_slowdown: Some(held),
+                ..Default::default()
+            };
             if !windows.advance(start + second * SECOND, &seen).is_empty() && first.is_none() {
                 first = Some(second);
             }
         }
         let first = first.unwrap();
-        assert!((149..=156).contains(&first), "a fifth of the time passes 30 s after 150 s, not {first}");
-        let calm = Observation { hardware_slowdown: Some(held), ..Default::default() };
+        assert!(
+            (149..=156).contains(&first),
+            "a fifth of the time passes 30 s after 150 s, not {first}"
+        );
+        let calm = Observation {
+            hardware_slowdown: Some(held),
+            ..Default::default()
+        };
         let mut last = None;
         for second in 300..900 {
             if !windows.advance(start + second * SECOND, &calm).is_empty() {

@@ -64,7 +64,9 @@ impl Metrics {
 
     /// Counts an answer.
     pub fn scraped(&self, path: &'static str, status: &'static str) {
-        self.scrapes.get_or_create(&[("path", path), ("status", status)]).inc();
+        self.scrapes
+            .get_or_create(&[("path", path), ("status", status)])
+            .inc();
     }
 }
 
@@ -75,22 +77,45 @@ impl Collector for Sources {
         one(encoder, &own::NVML_UP, u64::from(is_open))?;
         one(encoder, &own::NVML_OPENS_TOTAL, self.counts.opens.load(Relaxed))?;
         one(encoder, &own::STUCK_GPUS, self.counts.stuck.load(Relaxed))?;
-        one(encoder, &own::MISSED_TICKS_TOTAL, self.counts.missed_ticks.load(Relaxed))?;
-        one(encoder, &own::XIDS_DROPPED_TOTAL, self.counts.xids_dropped.load(Relaxed))?;
+        one(
+            encoder,
+            &own::MISSED_TICKS_TOTAL,
+            self.counts.missed_ticks.load(Relaxed),
+        )?;
+        one(
+            encoder,
+            &own::XIDS_DROPPED_TOTAL,
+            self.counts.xids_dropped.load(Relaxed),
+        )?;
         let mut rejected = open(encoder, &own::REJECTED_VALUES_TOTAL)?;
         for (reason, count) in self.counts.rejected() {
-            number(&mut rejected, own::REJECTED_VALUES_TOTAL.kind, &[("reason", reason.as_str())], count)?;
+            number(
+                &mut rejected,
+                own::REJECTED_VALUES_TOTAL.kind,
+                &[("reason", reason.as_str())],
+                count,
+            )?;
         }
         let mut withdrawn = open(encoder, &own::WITHDRAWN_TOTAL)?;
         for (group, count) in Group::ALL.into_iter().zip(&self.counts.withdrawn) {
             let count = count.load(Relaxed);
-            number(&mut withdrawn, own::WITHDRAWN_TOTAL.kind, &[("group", group.as_str())], count)?;
+            number(
+                &mut withdrawn,
+                own::WITHDRAWN_TOTAL.kind,
+                &[("group", group.as_str())],
+                count,
+            )?;
         }
         self.encode_calls(encoder)?;
         if let Some(web) = &self.web {
             let mut loads = open(encoder, &own::WEB_CONFIG_LOADS_TOTAL)?;
             for (outcome, count) in [("loaded", web.reloads()), ("refused", web.failures())] {
-                number(&mut loads, own::WEB_CONFIG_LOADS_TOTAL.kind, &[("outcome", outcome)], count)?;
+                number(
+                    &mut loads,
+                    own::WEB_CONFIG_LOADS_TOTAL.kind,
+                    &[("outcome", outcome)],
+                    count,
+                )?;
             }
         }
         encode_process(encoder)
@@ -113,12 +138,9 @@ impl Sources {
                 before = cumulative;
             }
             buckets.push((f64::MAX, figures.count.saturating_sub(before)));
-            latency.encode_family(&[("call", figures.call.symbol())])?.encode_histogram::<NoLabelSet>(
-                figures.seconds,
-                figures.count,
-                &buckets,
-                None,
-            )?;
+            latency
+                .encode_family(&[("call", figures.call.symbol())])?
+                .encode_histogram::<NoLabelSet>(figures.seconds, figures.count, &buckets, None)?;
         }
         Ok(())
     }
@@ -140,7 +162,12 @@ fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
 }
 
 /// CPU time of this process, user and system.
@@ -158,9 +185,15 @@ pub fn cpu_seconds() -> Option<f64> {
 }
 
 /// The client library appends `_total` itself.
-fn open<'a>(encoder: &'a mut DescriptorEncoder<'_>, names: &'static Names) -> Result<MetricEncoder<'a>, fmt::Error> {
+fn open<'a>(
+    encoder: &'a mut DescriptorEncoder<'_>,
+    names: &'static Names,
+) -> Result<MetricEncoder<'a>, fmt::Error> {
     let (kind, name) = match names.kind {
-        Kind::Counter => (MetricType::Counter, names.name.strip_suffix("_total").unwrap_or(names.name)),
+        Kind::Counter => (
+            MetricType::Counter,
+            names.name.strip_suffix("_total").unwrap_or(names.name),
+        ),
         Kind::Histogram => (MetricType::Histogram, names.name),
         Kind::Gauge | Kind::Info => (MetricType::Gauge, names.name),
     };
@@ -175,7 +208,12 @@ fn one(encoder: &mut DescriptorEncoder<'_>, names: &'static Names, value: u64) -
     }
 }
 
-fn number(metric: &mut MetricEncoder<'_>, kind: Kind, labels: &impl EncodeLabelSet, value: u64) -> fmt::Result {
+fn number(
+    metric: &mut MetricEncoder<'_>,
+    kind: Kind,
+    labels: &impl EncodeLabelSet,
+    value: u64,
+) -> fmt::Result {
     let mut member = metric.encode_family(labels)?;
     match kind {
         Kind::Counter => member.encode_counter::<NoLabelSet, _, u64>(&value, None),
@@ -205,7 +243,11 @@ mod tests {
                 continue;
             }
             let name = family.name.strip_suffix("_total").unwrap_or(family.name);
-            assert!(text.contains(&format!("# TYPE {name} ")), "{} is missing in\n{text}", family.name);
+            assert!(
+                text.contains(&format!("# TYPE {name} ")),
+                "{} is missing in\n{text}",
+                family.name
+            );
         }
         assert!(text.contains("forewarm_exporter_nvml_up 0\n"), "{text}");
     }

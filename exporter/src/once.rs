@@ -85,7 +85,9 @@ fn json(page: &Page, now: Instant) -> Result<String, Failure> {
     let text = String::from_utf8(text)?;
     let mut families: Vec<(&str, Vec<Value>)> = Vec::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let Some((name, labels, value)) = sample(line) else { continue };
+        let Some((name, labels, value)) = sample(line) else {
+            continue;
+        };
         let value = serde_json::from_str(value)?;
         let sample = json!({ "labels": Value::Object(labels), "value": Value::Number(value) });
         match families.last_mut().filter(|(last, _)| *last == name) {
@@ -93,13 +95,16 @@ fn json(page: &Page, now: Instant) -> Result<String, Failure> {
             None => families.push((name, vec![sample])),
         }
     }
-    let families: Vec<Value> = families.into_iter().map(|(name, samples)| family(name, samples)).collect();
+    let families: Vec<Value> = families
+        .into_iter()
+        .map(|(name, samples)| family(name, &samples))
+        .collect();
     let mut out = serde_json::to_string_pretty(&json!({ "families": families }))?;
     out.push('\n');
     Ok(out)
 }
 
-fn family(name: &str, samples: Vec<Value>) -> Value {
+fn family(name: &str, samples: &[Value]) -> Value {
     let known: Option<&'static Family> = forewarm_signals::by_name(name);
     json!({
         "name": name,

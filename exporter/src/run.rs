@@ -103,7 +103,10 @@ async fn serve(config: Config, log_control: logs::LogControl) -> Result<(), Fail
     let view = attribution::start(attribution_config(&config), &tasks, &mut registry);
     let registry = Arc::new(registry);
     let listener = listen::bind(&config.listen)?;
-    let program = Program { name: PROGRAM, version: env!("CARGO_PKG_VERSION") };
+    let program = Program {
+        name: PROGRAM,
+        version: env!("CARGO_PKG_VERSION"),
+    };
     let admin = Admin::start(
         &config.admin,
         program,

@@ -126,7 +126,10 @@ impl Server {
             async move { Ok::<_, Infallible>(server.answer(&request).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT);
         builder.http2().timer(TokioTimer::new());
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
@@ -170,13 +173,17 @@ impl Server {
             };
             let mut refusal = plain(status, format!("{denied}\n"));
             if status == StatusCode::UNAUTHORIZED {
-                refusal.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic"));
+                refusal
+                    .headers_mut()
+                    .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic"));
             }
             return Some(refusal);
         }
         if ![Method::GET, Method::HEAD].contains(request.method()) {
             let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            refusal
+                .headers_mut()
+                .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return Some(refusal);
         }
         None
@@ -200,12 +207,26 @@ impl Server {
                 self.body(request, &self.renderer.detail(now), Selection::All, now)
             }
             "/" => plain(StatusCode::OK, INDEX),
-            _ => plain(StatusCode::NOT_FOUND, "no such page; there are /metrics and /metrics/detail\n"),
+            _ => plain(
+                StatusCode::NOT_FOUND,
+                "no such page; there are /metrics and /metrics/detail\n",
+            ),
         }
     }
 
-    fn body<B>(&self, request: &Request<B>, page: &Page, selection: Selection, now: Instant) -> Response<Full<Bytes>> {
-        let header = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    fn body<B>(
+        &self,
+        request: &Request<B>,
+        page: &Page,
+        selection: Selection,
+        now: Instant,
+    ) -> Response<Full<Bytes>> {
+        let header = |name| {
+            request
+                .headers()
+                .get(name)
+                .and_then(|value: &HeaderValue| value.to_str().ok())
+        };
         let format: Format = negotiate::format(header(ACCEPT));
         let is_packed = negotiate::takes_gzip(header(ACCEPT_ENCODING));
         let body = if is_packed {
@@ -228,7 +249,10 @@ impl Server {
 fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     response
 }
 
@@ -247,7 +271,10 @@ const fn status_label(status: StatusCode) -> &'static str {
 fn names(uri: &Uri) -> Vec<Cow<'_, str>> {
     let query = uri.query().unwrap_or_default();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(key, _)| unescape(key) == "name[]").map(|(_, value)| unescape(value)).collect()
+    pairs
+        .filter(|(key, _)| unescape(key) == "name[]")
+        .map(|(_, value)| unescape(value))
+        .collect()
 }
 
 /// Undoes percent-encoding; what is not valid stays as it is and so names nothing.
@@ -265,7 +292,9 @@ fn unescape(text: &str) -> Cow<'_, str> {
                     let digit = digit.map(char::from).and_then(|digit| digit.to_digit(16))?;
                     u8::try_from(digit).ok()
                 });
-                let [Some(high), Some(low)] = digits else { return Cow::Borrowed(text) };
+                let [Some(high), Some(low)] = digits else {
+                    return Cow::Borrowed(text);
+                };
                 out.push(high << 4 | low);
             }
             other => out.push(other),
@@ -286,8 +315,17 @@ mod tests {
     fn server() -> Arc<Server> {
         let fleet = Fleet::new(Duration::from_secs(1));
         let counts = Arc::<crate::poll::PollCounts>::default();
-        let renderer = Renderer::new(Arc::clone(&fleet), AttributionView::default(), Arc::clone(&counts));
-        let sources = Sources { fleet, calls: Arc::default(), counts, web: None };
+        let renderer = Renderer::new(
+            Arc::clone(&fleet),
+            AttributionView::default(),
+            Arc::clone(&counts),
+        );
+        let sources = Sources {
+            fleet,
+            calls: Arc::default(),
+            counts,
+            web: None,
+        };
         let (metrics, _) = Metrics::register(sources);
         Server::new(renderer, None, metrics)
     }
@@ -299,7 +337,11 @@ mod tests {
         }
         let response = server().answer(&request.body(()).unwrap()).await;
         let (head, body) = response.into_parts();
-        (head.status, head.headers, body.collect().await.unwrap().to_bytes().to_vec())
+        (
+            head.status,
+            head.headers,
+            body.collect().await.unwrap().to_bytes().to_vec(),
+        )
     }
 
     #[tokio::test]
@@ -314,7 +356,10 @@ mod tests {
 
     #[tokio::test]
     async fn format_and_encoding_follow_the_headers() {
-        let accept = [(ACCEPT, "application/openmetrics-text;version=1.0.0"), (ACCEPT_ENCODING, "gzip")];
+        let accept = [
+            (ACCEPT, "application/openmetrics-text;version=1.0.0"),
+            (ACCEPT_ENCODING, "gzip"),
+        ];
         let (_, headers, body) = get("/metrics", &accept).await;
         assert_eq!(headers[CONTENT_TYPE], Format::OpenMetrics.content_type());
         assert_eq!(headers[CONTENT_ENCODING], "gzip");
@@ -325,7 +370,10 @@ mod tests {
 
     #[tokio::test]
     async fn families_are_selected_whatever_way_the_brackets_are_written() {
-        for query in ["name[]=forewarm_exporter_nvml_up", "name%5B%5D=forewarm_exporter_nvml_up"] {
+        for query in [
+            "name[]=forewarm_exporter_nvml_up",
+            "name%5B%5D=forewarm_exporter_nvml_up",
+        ] {
             let (_, _, body) = get(&format!("/metrics?{query}"), &[]).await;
             let text = String::from_utf8(body).unwrap();
             assert!(text.contains("forewarm_exporter_nvml_up 0"), "{text}");
@@ -337,8 +385,15 @@ mod tests {
     async fn other_paths_and_methods_are_refused() {
         assert_eq!(get("/nonsense", &[]).await.0, StatusCode::NOT_FOUND);
         assert_eq!(get("/", &[]).await.0, StatusCode::OK);
-        let request = Request::builder().method(Method::POST).uri("/metrics").body(()).unwrap();
-        assert_eq!(server().answer(&request).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/metrics")
+            .body(())
+            .unwrap();
+        assert_eq!(
+            server().answer(&request).await.status(),
+            StatusCode::METHOD_NOT_ALLOWED
+        );
     }
 
     #[test]

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use forewarm_nvml::{
-    Bytes, BytesPerSecond, Celsius, ClockDomain, Fabric, Facts, Hertz, InFlight, Joules, Memory, Ratio, RemappedRows,
-    Watts,
+    Bytes, BytesPerSecond, Celsius, ClockDomain, Fabric, Facts, Hertz, InFlight, Joules, Memory, Ratio,
+    RemappedRows, Watts,
 };
 use forewarm_signals::Group;
 use forewarm_signals::health::{HARDWARE_XIDS, Reason};
@@ -95,7 +95,11 @@ impl LinkErrors {
     /// Kinds with their label values.
     #[must_use]
     pub const fn kinds(&self) -> [(&'static str, Option<u64>); 3] {
-        [("crc", self.crc), ("recovery", self.recovery), ("replay", self.replay)]
+        [
+            ("crc", self.crc),
+            ("recovery", self.recovery),
+            ("replay", self.replay),
+        ]
     }
 }
 
@@ -265,7 +269,9 @@ impl DeviceSnapshot {
     /// UUID, empty until known.
     #[must_use]
     pub fn uuid(&self) -> &str {
-        self.identity.as_ref().map_or("", |identity| identity.facts.uuid.as_str())
+        self.identity
+            .as_ref()
+            .map_or("", |identity| identity.facts.uuid.as_str())
     }
 
     /// When the newest readings of a group were taken.
@@ -304,7 +310,9 @@ impl Standing {
     pub fn of(snapshot: &DeviceSnapshot, now: Instant, interval: Duration) -> Self {
         let age = |at: Instant| now.saturating_duration_since(at);
         let up = snapshot.presence == Presence::Answering
-            && snapshot.answered_at.is_some_and(|at| age(at) <= schedule::silence_limit(interval));
+            && snapshot
+                .answered_at
+                .is_some_and(|at| age(at) <= schedule::silence_limit(interval));
         let mut fresh = 0;
         for (bit, group) in Group::ALL.into_iter().enumerate() {
             let limit = schedule::age_limit(group, interval);
@@ -318,7 +326,10 @@ impl Standing {
     /// Whether values of this group may be shown.
     #[must_use]
     pub fn is_fresh(self, group: Group) -> bool {
-        Group::ALL.iter().position(|of_all| *of_all == group).is_some_and(|bit| self.fresh >> bit & 1 == 1)
+        Group::ALL
+            .iter()
+            .position(|of_all| *of_all == group)
+            .is_some_and(|bit| self.fresh >> bit & 1 == 1)
     }
 }
 
@@ -489,7 +500,9 @@ mod tests {
         let mut snapshot = DeviceSnapshot::unseen(0);
         snapshot.presence = Presence::Answering;
         snapshot.answered_at = Some(at);
-        snapshot.memory = Memory::checked(10, 1, 9, None).ok().map(|value| Timed { at, value });
+        snapshot.memory = Memory::checked(10, 1, 9, None)
+            .ok()
+            .map(|value| Timed { at, value });
         snapshot.ecc = Some(Timed {
             at,
             value: Ecc {

@@ -113,9 +113,15 @@ impl Default for CallLog {
 
 impl CallLog {
     pub(crate) fn returned(&self, call: Call, took: Duration) {
-        let Some(tally) = self.tallies.get(call as usize) else { return };
+        let Some(tally) = self.tallies.get(call as usize) else {
+            return;
+        };
         let seconds = took.as_secs_f64();
-        if let Some(bucket) = BUCKETS.iter().position(|bound| seconds <= *bound).and_then(|at| tally.buckets.get(at)) {
+        if let Some(bucket) = BUCKETS
+            .iter()
+            .position(|bound| seconds <= *bound)
+            .and_then(|at| tally.buckets.get(at))
+        {
             bucket.fetch_add(1, Ordering::Relaxed);
         }
         tally.count.fetch_add(1, Ordering::Relaxed);
@@ -125,15 +131,24 @@ impl CallLog {
 
     /// Counts a failed call or a failed entry of a batch.
     pub fn failed(&self, call: Call, code: Code) {
-        let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut failures = self
+            .failures
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         *failures.entry((call, code)).or_insert(0) += 1;
     }
 
     /// Failures by call and code.
     #[must_use]
     pub fn failures(&self) -> Vec<(Call, Code, u64)> {
-        let failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        failures.iter().map(|((call, code), count)| (*call, *code, *count)).collect()
+        let failures = self
+            .failures
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        failures
+            .iter()
+            .map(|((call, code), count)| (*call, *code, *count))
+            .collect()
     }
 
     /// Figures of every call that was made at least once.
@@ -184,8 +199,10 @@ impl Default for InFlight {
 
 impl InFlight {
     fn begin(&self, call: Call, now: Instant) {
-        let since = u64::try_from(now.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX >> 9);
-        self.state.store((since << 8 | call as u64) + 1, Ordering::Release);
+        let since =
+            u64::try_from(now.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX >> 9);
+        self.state
+            .store((since << 8 | call as u64) + 1, Ordering::Release);
     }
 
     fn end(&self) {
@@ -196,7 +213,9 @@ impl InFlight {
     #[must_use]
     pub fn current(&self, now: Instant) -> Option<(Call, Duration)> {
         let packed = self.state.load(Ordering::Acquire).checked_sub(1)?;
-        let call = usize::try_from(packed & 0xff).ok().and_then(|at| Call::ALL.get(at))?;
+        let call = usize::try_from(packed & 0xff)
+            .ok()
+            .and_then(|at| Call::ALL.get(at))?;
         let started = self.epoch + Duration::from_millis(packed >> 8);
         Some((*call, now.saturating_duration_since(started)))
     }
@@ -263,7 +282,9 @@ mod tests {
     fn calls_are_counted_and_failures_keep_their_code() {
         let log = CallLog::default();
         let _ = run(&log, None, Call::Temperature, || Ok::<_, Gap>(1));
-        let lost = run::<(), Gap>(&log, None, Call::Temperature, || Err(Code::GPU_IS_LOST.gap(Call::Temperature)));
+        let lost = run::<(), Gap>(&log, None, Call::Temperature, || {
+            Err(Code::GPU_IS_LOST.gap(Call::Temperature))
+        });
         assert!(lost.is_err());
         let unsupported = run::<(), Gap>(&log, None, Call::Temperature, || Err(Gap::Unsupported));
         assert!(unsupported.is_err());

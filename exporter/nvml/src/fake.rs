@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::call::InFlight;
 use crate::field::{Field, FieldQuery, Number, Scope};
 use crate::model::{
-    ClockDomain, ClockEvents, Device, DeviceKey, Event, Fabric, Facts, Gpm, Memory, Nvml, RemappedRows, Utilization,
+    ClockDomain, ClockEvents, Device, DeviceKey, Event, Fabric, Facts, Gpm, Memory, Nvml, RemappedRows,
+    Utilization,
 };
 use crate::quantity::{Celsius, Hertz, Watts};
 use crate::reading::{Gap, Reading};
@@ -162,8 +163,11 @@ impl Device for FakeDevice {
         answers.entries += u64::try_from(queries.len()).unwrap_or(u64::MAX);
         answers.batch?;
         for query in queries {
-            query.answer =
-                answers.fields.get(&(query.field, query.scope.id())).copied().unwrap_or(Err(Gap::Unsupported));
+            query.answer = answers
+                .fields
+                .get(&(query.field, query.scope.id()))
+                .copied()
+                .unwrap_or(Err(Gap::Unsupported));
         }
         Ok(())
     }
@@ -181,7 +185,11 @@ impl Device for FakeDevice {
     }
 
     fn clock(&mut self, domain: ClockDomain) -> Reading<Hertz> {
-        self.asked().clocks.get(&domain).copied().unwrap_or(Err(Gap::Unsupported))
+        self.asked()
+            .clocks
+            .get(&domain)
+            .copied()
+            .unwrap_or(Err(Gap::Unsupported))
     }
 
     fn clock_events(&mut self) -> Reading<ClockEvents> {
@@ -197,7 +205,11 @@ impl Device for FakeDevice {
     }
 
     fn link_is_up(&mut self, link: u32) -> Reading<bool> {
-        self.asked().links.get(&link).copied().unwrap_or(Err(Gap::Unsupported))
+        self.asked()
+            .links
+            .get(&link)
+            .copied()
+            .unwrap_or(Err(Gap::Unsupported))
     }
 
     fn subscribe(&mut self) -> Reading<()> {

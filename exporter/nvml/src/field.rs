@@ -204,7 +204,9 @@ impl Number {
             Self::I64(value) if value > 0 && BLANKS_64.contains(&value.unsigned_abs()) => sentinel,
             Self::I32(value) => Ok(i64::from(value)),
             Self::I64(value) => Ok(value),
-            Self::U32(_) | Self::U64(_) => i64::try_from(self.unsigned()?).map_err(|_| Gap::Rejected(Rejection::Sentinel)),
+            Self::U32(_) | Self::U64(_) => {
+                i64::try_from(self.unsigned()?).map_err(|_| Gap::Rejected(Rejection::Sentinel))
+            }
             Self::F64(_) => Err(Gap::Rejected(Rejection::UnexpectedType)),
         }
     }
@@ -256,11 +258,24 @@ mod tests {
             Number::U64(0x7fff_ffff_ffff_fff2),
         ];
         for blank in blanks {
-            assert_eq!(blank.unsigned(), Err(Gap::Rejected(Rejection::Sentinel)), "{blank:?}");
+            assert_eq!(
+                blank.unsigned(),
+                Err(Gap::Rejected(Rejection::Sentinel)),
+                "{blank:?}"
+            );
         }
-        assert_eq!(Number::I64(-5).unsigned(), Err(Gap::Rejected(Rejection::Negative)));
-        assert_eq!(Number::F64(f64::NAN).unsigned(), Err(Gap::Rejected(Rejection::NotFinite)));
-        assert_eq!(Number::F64(1.0).unsigned(), Err(Gap::Rejected(Rejection::UnexpectedType)));
+        assert_eq!(
+            Number::I64(-5).unsigned(),
+            Err(Gap::Rejected(Rejection::Negative))
+        );
+        assert_eq!(
+            Number::F64(f64::NAN).unsigned(),
+            Err(Gap::Rejected(Rejection::NotFinite))
+        );
+        assert_eq!(
+            Number::F64(1.0).unsigned(),
+            Err(Gap::Rejected(Rejection::UnexpectedType))
+        );
     }
 
     proptest! {

@@ -33,8 +33,8 @@ mod real;
 pub use call::{BUCKETS, Call, CallFigures, CallLog, InFlight};
 pub use field::{Field, FieldQuery, Number, Numbering, Scope};
 pub use model::{
-    ClockDomain, ClockEvents, Device, DeviceKey, Event, EventKind, Fabric, FabricState, Facts, Gpm, Memory, Nvml,
-    RemappedRows, Utilization,
+    ClockDomain, ClockEvents, Device, DeviceKey, Event, EventKind, Fabric, FabricState, Facts, Gpm, Memory,
+    Nvml, RemappedRows, Utilization,
 };
 pub use quantity::{Bytes, BytesPerSecond, Celsius, Hertz, Joules, Ratio, Seconds, Watts};
 pub use reading::{Code, Gap, Reading, Rejection};

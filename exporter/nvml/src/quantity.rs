@@ -66,7 +66,9 @@ impl Bytes {
 
     /// From KiB, the unit of NVLink counters.
     pub fn from_kib(kib: u64) -> Reading<Self> {
-        kib.checked_mul(1024).map(Self).ok_or(Gap::Rejected(Rejection::Sentinel))
+        kib.checked_mul(1024)
+            .map(Self)
+            .ok_or(Gap::Rejected(Rejection::Sentinel))
     }
 }
 
@@ -96,7 +98,10 @@ impl Joules {
     /// From millijoules.
     #[must_use]
     pub fn from_millijoules(millijoules: u64) -> Self {
-        #[allow(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which is 285 years at 1000 W")]
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "exact below 2^53 mJ, which is 285 years at 1000 W"
+        )]
         let joules = millijoules as f64 / 1000.0;
         Self(joules)
     }
@@ -136,7 +141,10 @@ impl Seconds {
     /// From nanoseconds.
     #[must_use]
     pub fn from_nanoseconds(nanoseconds: u64) -> Self {
-        #[allow(clippy::cast_precision_loss, reason = "exact below 2^53 ns, which is 104 days, then to the microsecond")]
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "exact below 2^53 ns, which is 104 days, then to the microsecond"
+        )]
         let seconds = nanoseconds as f64 / 1e9;
         Self(seconds)
     }
@@ -175,12 +183,27 @@ mod tests {
 
     #[test]
     fn garbage_is_rejected_with_its_reason() {
-        assert_eq!(Ratio::from_percent(129.0), Err(Gap::Rejected(Rejection::AboveFull)));
-        assert_eq!(Ratio::from_percent(f64::NAN), Err(Gap::Rejected(Rejection::NotFinite)));
+        assert_eq!(
+            Ratio::from_percent(129.0),
+            Err(Gap::Rejected(Rejection::AboveFull))
+        );
+        assert_eq!(
+            Ratio::from_percent(f64::NAN),
+            Err(Gap::Rejected(Rejection::NotFinite))
+        );
         assert_eq!(Ratio::from_percent(-1.0), Err(Gap::Rejected(Rejection::Negative)));
-        assert_eq!(Watts::from_milliwatts(u64::from(u32::MAX)), Err(Gap::Rejected(Rejection::Implausible)));
-        assert_eq!(Celsius::from_degrees(i64::from(i32::MAX)), Err(Gap::Rejected(Rejection::Implausible)));
-        assert_eq!(Hertz::from_megahertz(u64::from(u32::MAX)), Err(Gap::Rejected(Rejection::Implausible)));
+        assert_eq!(
+            Watts::from_milliwatts(u64::from(u32::MAX)),
+            Err(Gap::Rejected(Rejection::Implausible))
+        );
+        assert_eq!(
+            Celsius::from_degrees(i64::from(i32::MAX)),
+            Err(Gap::Rejected(Rejection::Implausible))
+        );
+        assert_eq!(
+            Hertz::from_megahertz(u64::from(u32::MAX)),
+            Err(Gap::Rejected(Rejection::Implausible))
+        );
         assert_eq!(Bytes::from_kib(u64::MAX), Err(Gap::Rejected(Rejection::Sentinel)));
     }
 

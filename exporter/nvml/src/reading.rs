@@ -163,7 +163,10 @@ impl Code {
     pub const fn is_unsupported(self) -> bool {
         matches!(
             self,
-            Self::NOT_SUPPORTED | Self::FUNCTION_NOT_FOUND | Self::ARGUMENT_VERSION_MISMATCH | Self::DEPRECATED
+            Self::NOT_SUPPORTED
+                | Self::FUNCTION_NOT_FOUND
+                | Self::ARGUMENT_VERSION_MISMATCH
+                | Self::DEPRECATED
         )
     }
 
@@ -211,7 +214,10 @@ mod tests {
         for code in [1, 4, 6, 15, 27, 28, 999, 4242] {
             assert_eq!(
                 Code(code).gap(Call::FieldValues),
-                Gap::Failed { code: Code(code), call: Call::FieldValues },
+                Gap::Failed {
+                    code: Code(code),
+                    call: Call::FieldValues
+                },
                 "{code}"
             );
         }

@@ -112,7 +112,8 @@ impl Batch {
                 return None;
             }
             seen.push(field);
-            self.is_supported(field).map(|is_supported| (field.name(), is_supported))
+            self.is_supported(field)
+                .map(|is_supported| (field.name(), is_supported))
         })
     }
 }

@@ -83,7 +83,10 @@ mod tests {
     use super::*;
     use forewarm_nvml::{Call, Code};
 
-    const FAILED: Reading<()> = Err(Gap::Failed { code: Code(10), call: Call::FieldValues });
+    const FAILED: Reading<()> = Err(Gap::Failed {
+        code: Code(10),
+        call: Call::FieldValues,
+    });
 
     #[test]
     fn unsupported_is_asked_again_after_an_hour() {
@@ -103,7 +106,9 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             state = state.after(&FAILED, now);
-            let Capability::Failing { ask_at, pause } = state else { panic!("{state:?}") };
+            let Capability::Failing { ask_at, pause } = state else {
+                panic!("{state:?}")
+            };
             assert!(!state.is_worth_asking(now));
             pauses.push(pause.as_secs());
             now = ask_at;

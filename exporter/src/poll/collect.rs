@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forewarm_nvml::{ClockDomain, Device, Field, FieldQuery, Gap, Number, Reading, Scope};
+use forewarm_nvml::{ClockDomain, Device, Field, FieldQuery, Number, Reading, Scope};
 use forewarm_signals::health::Reason;
 
 use super::batch::Batch;
@@ -20,8 +20,8 @@ use super::schedule::Tier;
 use super::tally::{PollCounts, Tally};
 use crate::health::{Observation, Windows};
 use crate::snapshot::{
-    Clocks, DeviceSnapshot, Directions, Ecc, Gpm, Health, Identity, Nvlink, Pcie, Power, Presence, THROTTLE_REASONS,
-    Thermal, Timed, Utilization,
+    Clocks, DeviceSnapshot, Directions, Ecc, Gpm, Health, Identity, Nvlink, Pcie, Power, Presence,
+    THROTTLE_REASONS, Thermal, Timed, Utilization,
 };
 
 /// Throttle counters with their label values.
@@ -169,7 +169,11 @@ impl Collector {
     }
 
     fn judge(&mut self, tally: &Tally<'_>, now: Instant) -> Verdict {
-        self.unknown_ticks = if tally.is_all_unknown() { self.unknown_ticks + 1 } else { 0 };
+        self.unknown_ticks = if tally.is_all_unknown() {
+            self.unknown_ticks + 1
+        } else {
+            0
+        };
         if tally.is_lost() {
             self.snapshot.presence = Presence::Lost;
             return Verdict::Lost;
@@ -194,7 +198,9 @@ impl Collector {
     }
 
     fn read_utilization(&mut self, device: &mut dyn Device, at: Instant, tally: &mut Tally<'_>) {
-        let Some(rates) = gated(&mut self.calls.utilization, at, tally, || device.utilization()) else { return };
+        let Some(rates) = gated(&mut self.calls.utilization, at, tally, || device.utilization()) else {
+            return;
+        };
         let value = Utilization {
             busy: tally.part(rates.busy),
             memory_bandwidth: tally.part(rates.memory_bandwidth),
@@ -203,7 +209,9 @@ impl Collector {
     }
 
     fn read_gpm(&mut self, device: &mut dyn Device, at: Instant, tally: &mut Tally<'_>) {
-        let Some(shares) = gated(&mut self.calls.gpm, at, tally, || device.gpm()) else { return };
+        let Some(shares) = gated(&mut self.calls.gpm, at, tally, || device.gpm()) else {
+            return;
+        };
         let value = Gpm {
             sm_active: tally.part(shares.sm_active),
             sm_occupancy: tally.part(shares.sm_occupancy),
@@ -241,7 +249,10 @@ impl Collector {
         if rx.is_some() || tx.is_some() {
             let value = Nvlink {
                 bytes: Directions { rx, tx },
-                rate: Directions { rx: rx_rate, tx: tx_rate },
+                rate: Directions {
+                    rx: rx_rate,
+                    tx: tx_rate,
+                },
             };
             self.snapshot.nvlink = Some(Timed { at, value });
         }
@@ -254,7 +265,11 @@ impl Collector {
         };
         let rx = direction(Field::PCIE_RX_BYTES, &mut self.pcie_total.rx);
         let tx = direction(Field::PCIE_TX_BYTES, &mut self.pcie_total.tx);
-        let replays = tally.part(self.fast.answer(Field::PCIE_REPLAYS, Scope::Gpu).and_then(Number::unsigned));
+        let replays = tally.part(
+            self.fast
+                .answer(Field::PCIE_REPLAYS, Scope::Gpu)
+                .and_then(Number::unsigned),
+        );
         if rx.is_some() || tx.is_some() || replays.is_some() {
             let value = Pcie {
                 bytes: Directions { rx, tx },
@@ -268,33 +283,53 @@ impl Collector {
         let average = self.fast.answer(Field::POWER_AVERAGE, Scope::Gpu);
         let instant = self.fast.answer(Field::POWER_INSTANT, Scope::Gpu);
         let mut power = tally.part(average.or(instant).and_then(Number::milliwatts));
-        let has_field =
-            [Field::POWER_AVERAGE, Field::POWER_INSTANT].map(|field| self.fast.is_supported(field) != Some(false));
+        let has_field = [Field::POWER_AVERAGE, Field::POWER_INSTANT]
+            .map(|field| self.fast.is_supported(field) != Some(false));
         if !has_field.contains(&true) {
             power = gated(&mut self.calls.power_usage, at, tally, || device.power_usage());
         }
-        let energy = tally.part(self.fast.answer(Field::ENERGY, Scope::Gpu).and_then(Number::millijoules));
+        let energy = tally.part(
+            self.fast
+                .answer(Field::ENERGY, Scope::Gpu)
+                .and_then(Number::millijoules),
+        );
         if power.is_some() || energy.is_some() {
-            self.snapshot.power = Some(Timed { at, value: Power { power, energy } });
+            self.snapshot.power = Some(Timed {
+                at,
+                value: Power { power, energy },
+            });
         }
     }
 
     fn read_medium(&mut self, device: &mut dyn Device, at: Instant, tally: &mut Tally<'_>) {
         self.medium.ask(device, at, tally);
         let gpu = gated(&mut self.calls.temperature, at, tally, || device.temperature());
-        let memory = self.medium.answer(Field::MEMORY_TEMPERATURE, Scope::Gpu).and_then(Number::signed);
+        let memory = self
+            .medium
+            .answer(Field::MEMORY_TEMPERATURE, Scope::Gpu)
+            .and_then(Number::signed);
         let memory = tally.part(memory.and_then(forewarm_nvml::Celsius::from_degrees));
         if gpu.is_some() || memory.is_some() {
-            self.snapshot.thermal = Some(Timed { at, value: Thermal { gpu, memory } });
+            self.snapshot.thermal = Some(Timed {
+                at,
+                value: Thermal { gpu, memory },
+            });
         }
         let mut clocks = [None; ClockDomain::ALL.len()];
-        for ((domain, slot), capability) in ClockDomain::ALL.into_iter().zip(&mut clocks).zip(&mut self.calls.clocks) {
+        for ((domain, slot), capability) in ClockDomain::ALL
+            .into_iter()
+            .zip(&mut clocks)
+            .zip(&mut self.calls.clocks)
+        {
             *slot = gated(capability, at, tally, || device.clock(domain));
         }
         let throttled = THROTTLES
             .map(|(field, _)| tally.part(self.medium.answer(field, Scope::Gpu).and_then(Number::unsigned)));
         if clocks.iter().any(Option::is_some) || throttled.iter().any(Option::is_some) {
-            self.snapshot.clocks = Some(Timed { at, value: Clocks { clocks, throttled } });
+            self.snapshot.clocks = Some(Timed {
+                at,
+                value: Clocks { clocks, throttled },
+            });
         }
         self.take_hardware_slowdown(device, at, tally, &throttled);
     }
@@ -310,11 +345,15 @@ impl Collector {
         if let [.., thermal, brake] = throttled
             && (thermal.is_some() || brake.is_some())
         {
-            self.held_by_hardware = Duration::from_nanos(thermal.unwrap_or(0).saturating_add(brake.unwrap_or(0)));
+            self.held_by_hardware =
+                Duration::from_nanos(thermal.unwrap_or(0).saturating_add(brake.unwrap_or(0)));
             return;
         }
         let events = gated(&mut self.calls.clock_events, at, tally, || device.clock_events());
-        let since = self.last_clock_events.replace(at).map_or(Duration::ZERO, |then| at.saturating_duration_since(then));
+        let since = self
+            .last_clock_events
+            .replace(at)
+            .map_or(Duration::ZERO, |then| at.saturating_duration_since(then));
         if events.is_some_and(forewarm_nvml::ClockEvents::is_hardware_slowdown) {
             self.held_by_hardware += since.min(Tier::Medium.period(self.interval) * 2);
         }
@@ -336,18 +375,30 @@ impl Collector {
         }
         let fabric = gated(&mut self.calls.fabric, at, tally, || device.fabric());
         if let Some(links) = self.links.read(device, at, tally) {
-            self.snapshot.links = Some(Timed { at, value: Arc::new(links) });
+            self.snapshot.links = Some(Timed {
+                at,
+                value: Arc::new(links),
+            });
         }
         if tally.is_answered() {
             let reasons = Vec::new();
-            let health = Health { recovery_action, fabric, reasons };
-            self.snapshot.health = Some(Timed { at, value: Arc::new(health) });
+            let health = Health {
+                recovery_action,
+                fabric,
+                reasons,
+            };
+            self.snapshot.health = Some(Timed {
+                at,
+                value: Arc::new(health),
+            });
         }
     }
 
     /// Judges anew at each tick, because an Xid must not wait for the slow tier.
     fn judge_health(&mut self, now: Instant, last_hardware_xid: Option<Instant>) {
-        let Some(health) = &self.snapshot.health else { return };
+        let Some(health) = &self.snapshot.health else {
+            return;
+        };
         let ecc = self.snapshot.ecc.as_ref().map(|timed| timed.value);
         let links = self.snapshot.links.as_ref().map(|timed| &timed.value);
         let fabric_is_complete = health.value.fabric.is_some_and(|fabric| fabric.joined);
@@ -361,14 +412,25 @@ impl Collector {
                 .filter(|_| fabric_is_complete)
                 .and_then(|links| u32::try_from(links.links.len()).ok()),
             link_errors: links.and_then(|links| {
-                links.errors.kinds().iter().filter_map(|(_, count)| *count).reduce(u64::saturating_add)
+                links
+                    .errors
+                    .kinds()
+                    .iter()
+                    .filter_map(|(_, count)| *count)
+                    .reduce(u64::saturating_add)
             }),
             hardware_slowdown: Some(self.held_by_hardware),
         };
         let reasons: Vec<Reason> = self.windows.advance(now, &seen);
         if reasons != health.value.reasons {
-            let changed = Health { reasons, ..Health::clone(&health.value) };
-            self.snapshot.health = Some(Timed { at: health.at, value: Arc::new(changed) });
+            let changed = Health {
+                reasons,
+                ..Health::clone(&health.value)
+            };
+            self.snapshot.health = Some(Timed {
+                at: health.at,
+                value: Arc::new(changed),
+            });
         }
     }
 
@@ -381,8 +443,14 @@ impl Collector {
             ("remapped-rows", self.calls.rows),
             ("fabric", self.calls.fabric),
         ];
-        let calls = calls.into_iter().filter_map(|(name, capability)| Some((name, capability.is_supported()?)));
-        let batches = self.fast.support().chain(self.medium.support()).chain(self.slow.support());
+        let calls = calls
+            .into_iter()
+            .filter_map(|(name, capability)| Some((name, capability.is_supported()?)));
+        let batches = self
+            .fast
+            .support()
+            .chain(self.medium.support())
+            .chain(self.slow.support());
         let mut all: Vec<_> = calls.chain(batches).chain(self.links.support()).collect();
         // Traffic fields are asked in two scopes; offered in one is offered.
         all.sort_unstable_by_key(|(name, is_supported)| (*name, !*is_supported));
@@ -404,8 +472,5 @@ fn gated<T>(
     let answer = ask();
     tally.note(&answer);
     *capability = capability.after(&answer, now);
-    match answer {
-        Ok(value) => Some(value),
-        Err(Gap::Unsupported | Gap::NotYet | Gap::Rejected(_) | Gap::Failed { .. }) => None,
-    }
+    answer.ok()
 }

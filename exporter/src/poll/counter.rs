@@ -94,7 +94,10 @@ fn growth(was: u64, value: u64, is_narrow: bool) -> u64 {
 fn is_possible(grown: u64, window: Duration) -> bool {
     // A tick may be late, and the counter is read a little after the clock.
     let window = window.as_secs_f64() + 0.5;
-    #[allow(clippy::cast_precision_loss, reason = "compared with a bound of the same coarseness")]
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "compared with a bound of the same coarseness"
+    )]
     let grown = grown as f64;
     grown <= MOST_PCIE * window
 }
@@ -111,7 +114,11 @@ mod tests {
         let start = Instant::now();
         let mut rate = Rate::default();
         assert_eq!(rate.advance(start, Bytes::new(100)), Err(Gap::NotYet));
-        assert_eq!(rate.advance(start + 2 * SECOND, Bytes::new(300)).map(BytesPerSecond::get), Ok(100.0));
+        assert_eq!(
+            rate.advance(start + 2 * SECOND, Bytes::new(300))
+                .map(BytesPerSecond::get),
+            Ok(100.0)
+        );
     }
 
     #[test]
@@ -120,7 +127,11 @@ mod tests {
         let mut rate = Rate::default();
         let _ = rate.advance(start, Bytes::new(1_000_000));
         assert_eq!(rate.advance(start + SECOND, Bytes::new(10)), Err(Gap::NotYet));
-        assert_eq!(rate.advance(start + 2 * SECOND, Bytes::new(20)).map(BytesPerSecond::get), Ok(10.0));
+        assert_eq!(
+            rate.advance(start + 2 * SECOND, Bytes::new(20))
+                .map(BytesPerSecond::get),
+            Ok(10.0)
+        );
     }
 
     #[test]

@@ -37,7 +37,11 @@ pub(super) struct Generation {
 
 impl Generation {
     pub(super) fn slot_of(&self, key: DeviceKey) -> Option<Arc<DeviceSlot>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone)
+        self.keys
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .map(Arc::clone)
     }
 
     fn ask_reopening(&self, index: u32) {
@@ -54,12 +58,20 @@ pub(super) fn run(generation: &Arc<Generation>, index: u32, slot: &Arc<DeviceSlo
         match take_hold(generation, index, slot) {
             Ok((mut device, identity)) => {
                 retry = FIRST_RETRY;
-                tracing::info!(gpu = index, uuid = identity.facts.uuid, model = identity.facts.model, "gpu found");
+                tracing::info!(
+                    gpu = index,
+                    uuid = identity.facts.uuid,
+                    model = identity.facts.model,
+                    "gpu found"
+                );
                 read_until_lost(generation, index, slot, device.as_mut(), identity);
             }
             Err(gap) => {
                 tracing::warn!(gpu = index, error = %gap, "gpu does not answer");
-                if gap.code().is_some_and(|code| code == forewarm_nvml::Code::UNINITIALIZED) {
+                if gap
+                    .code()
+                    .is_some_and(|code| code == forewarm_nvml::Code::UNINITIALIZED)
+                {
                     generation.ask_reopening(index);
                 }
                 let lost = gap.code().is_some_and(forewarm_nvml::Code::is_lost);
@@ -80,12 +92,22 @@ fn take_hold(
 ) -> Result<(Box<dyn Device>, Arc<Identity>), Gap> {
     let mut device = generation.nvml.device(index, Arc::clone(&slot.in_flight))?;
     let facts = device.facts()?;
-    generation.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(device.key(), Arc::clone(slot));
+    generation
+        .keys
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(device.key(), Arc::clone(slot));
     if let Err(gap) = device.subscribe() {
         tracing::info!(gpu = index, reason = %gap, "no xid events from this gpu");
     }
     let driver_version = generation.driver_version.clone();
-    Ok((device, Arc::new(Identity { facts, driver_version })))
+    Ok((
+        device,
+        Arc::new(Identity {
+            facts,
+            driver_version,
+        }),
+    ))
 }
 
 fn read_until_lost(
@@ -95,7 +117,12 @@ fn read_until_lost(
     device: &mut dyn Device,
     identity: Arc<Identity>,
 ) {
-    let mut collector = Collector::new(index, identity, generation.interval, Arc::clone(&generation.counts));
+    let mut collector = Collector::new(
+        index,
+        identity,
+        generation.interval,
+        Arc::clone(&generation.counts),
+    );
     let mut ticks = Ticks::new(generation.start, generation.interval);
     // The first reading does not wait for the grid.
     ticks.advance(Instant::now());
@@ -115,7 +142,10 @@ fn read_until_lost(
             }
         }
         let (next, missed) = ticks.advance(Instant::now());
-        generation.counts.missed_ticks.fetch_add(missed, Ordering::Relaxed);
+        generation
+            .counts
+            .missed_ticks
+            .fetch_add(missed, Ordering::Relaxed);
         if generation.stop.wait_until(next) {
             return;
         }
@@ -124,5 +154,8 @@ fn read_until_lost(
 
 fn mark(slot: &DeviceSlot, presence: Presence) {
     let before = slot.load();
-    slot.store(DeviceSnapshot { presence, ..DeviceSnapshot::clone(&before) });
+    slot.store(DeviceSnapshot {
+        presence,
+        ..DeviceSnapshot::clone(&before)
+    });
 }

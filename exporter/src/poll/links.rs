@@ -52,7 +52,12 @@ impl Default for LinkReader {
 
 impl LinkReader {
     /// Reads all links. `None` where the device has none or tells nothing of them.
-    pub(super) fn read(&mut self, device: &mut dyn Device, now: Instant, tally: &mut Tally<'_>) -> Option<Links> {
+    pub(super) fn read(
+        &mut self,
+        device: &mut dyn Device,
+        now: Instant,
+        tally: &mut Tally<'_>,
+    ) -> Option<Links> {
         self.find_out_count(device, now, tally);
         if self.known == 0 {
             return None;
@@ -64,8 +69,18 @@ impl LinkReader {
         }
         let up = all(links.iter().map(|link| link.up)).map(|up| up.into_iter().filter(|up| *up).count());
         let errors = LinkErrors {
-            replay: self.sum(&links, |errors| errors.replay, &[Field::NVLINK_REPLAY_TOTAL], tally),
-            recovery: self.sum(&links, |errors| errors.recovery, &[Field::NVLINK_RECOVERY_TOTAL], tally),
+            replay: self.sum(
+                &links,
+                |errors| errors.replay,
+                &[Field::NVLINK_REPLAY_TOTAL],
+                tally,
+            ),
+            recovery: self.sum(
+                &links,
+                |errors| errors.recovery,
+                &[Field::NVLINK_RECOVERY_TOTAL],
+                tally,
+            ),
             crc: self.sum(
                 &links,
                 |errors| errors.crc,
@@ -90,8 +105,11 @@ impl LinkReader {
             return; // soldered in
         }
         self.count.ask(device, now, tally);
-        let Some(count) = tally.part(self.count.answer(Field::NVLINK_COUNT, Scope::Gpu).and_then(Number::unsigned))
-        else {
+        let Some(count) = tally.part(
+            self.count
+                .answer(Field::NVLINK_COUNT, Scope::Gpu)
+                .and_then(Number::unsigned),
+        ) else {
             return;
         };
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -100,8 +118,11 @@ impl LinkReader {
             return;
         }
         self.known = count;
-        let per_link = (0..count)
-            .flat_map(|link| PER_LINK.iter().map(move |field| FieldQuery::new(*field, Scope::Link(link))));
+        let per_link = (0..count).flat_map(|link| {
+            PER_LINK
+                .iter()
+                .map(move |field| FieldQuery::new(*field, Scope::Link(link)))
+        });
         let totals = TOTALS.iter().map(|field| FieldQuery::new(*field, Scope::Gpu));
         self.batch = Batch::new(per_link.chain(totals));
     }
@@ -146,7 +167,9 @@ impl LinkReader {
     ) -> Option<u64> {
         let by_link = all(links.iter().map(|link| pick(&link.errors)));
         let parts = by_link.or_else(|| {
-            all(totals.iter().map(|field| tally.part(self.batch.answer(*field, Scope::Gpu).and_then(Number::unsigned))))
+            all(totals
+                .iter()
+                .map(|field| tally.part(self.batch.answer(*field, Scope::Gpu).and_then(Number::unsigned))))
         })?;
         parts.into_iter().try_fold(0_u64, u64::checked_add)
     }

@@ -32,7 +32,11 @@ impl Tier {
     /// Whether it is the turn of this tier at a tick of a device.
     #[must_use]
     pub fn is_due(self, tick: u64, device: u32, interval: Duration) -> bool {
-        let every = self.period(interval).as_nanos().div_ceil(interval.as_nanos().max(1)).max(1);
+        let every = self
+            .period(interval)
+            .as_nanos()
+            .div_ceil(interval.as_nanos().max(1))
+            .max(1);
         // The first tick reads everything; afterwards devices take turns.
         tick == 0 || (u128::from(tick) + u128::from(device)).is_multiple_of(every)
     }
@@ -42,7 +46,9 @@ impl Tier {
 #[must_use]
 pub const fn tier(group: Group) -> Tier {
     match group {
-        Group::Utilization | Group::Gpm | Group::Memory | Group::Nvlink | Group::Pcie | Group::Power => Tier::Fast,
+        Group::Utilization | Group::Gpm | Group::Memory | Group::Nvlink | Group::Pcie | Group::Power => {
+            Tier::Fast
+        }
         Group::Thermal | Group::Clocks => Tier::Medium,
         Group::Links | Group::Ecc | Group::Health => Tier::Slow,
     }
@@ -75,7 +81,11 @@ impl Ticks {
     /// Ticks on the grid that begins at `start`.
     #[must_use]
     pub const fn new(start: Instant, interval: Duration) -> Self {
-        Self { start, interval, next: 0 }
+        Self {
+            start,
+            interval,
+            next: 0,
+        }
     }
 
     /// The next tick that lies at or after `now`, and how many were left out.
@@ -103,9 +113,14 @@ mod tests {
     fn every_tier_runs_again_and_again() {
         for (tier, every) in [(Tier::Fast, 1), (Tier::Medium, 5), (Tier::Slow, 30)] {
             for device in 0..8 {
-                let due: Vec<u64> = (0..121).filter(|tick| tier.is_due(*tick, device, SECOND)).collect();
+                let due: Vec<u64> = (0..121)
+                    .filter(|tick| tier.is_due(*tick, device, SECOND))
+                    .collect();
                 assert_eq!(due[0], 0);
-                assert!(due.windows(2).skip(1).all(|pair| pair[1] - pair[0] == every), "{tier:?} {due:?}");
+                assert!(
+                    due.windows(2).skip(1).all(|pair| pair[1] - pair[0] == every),
+                    "{tier:?} {due:?}"
+                );
                 assert!(due.len() >= 4, "{tier:?} {due:?}");
             }
         }
@@ -113,16 +128,27 @@ mod tests {
 
     #[test]
     fn slow_tiers_of_several_devices_are_spread() {
-        let busiest = (1..200).map(|tick| (0..8).filter(|device| Tier::Slow.is_due(tick, *device, SECOND)).count()).max();
+        let busiest = (1..200)
+            .map(|tick| {
+                (0..8)
+                    .filter(|device| Tier::Slow.is_due(tick, *device, SECOND))
+                    .count()
+            })
+            .max();
         assert_eq!(busiest, Some(1));
     }
 
     #[test]
     fn at_other_intervals_periods_stay_in_seconds() {
         let interval = Duration::from_millis(100);
-        let due: Vec<u64> = (0..200).filter(|tick| Tier::Medium.is_due(*tick, 0, interval)).collect();
+        let due: Vec<u64> = (0..200)
+            .filter(|tick| Tier::Medium.is_due(*tick, 0, interval))
+            .collect();
         assert_eq!(due, [0, 50, 100, 150]);
-        assert!(Tier::Slow.is_due(7, 0, Duration::from_secs(60)), "an interval above the period reads all each tick");
+        assert!(
+            Tier::Slow.is_due(7, 0, Duration::from_secs(60)),
+            "an interval above the period reads all each tick"
+        );
     }
 
     #[test]
@@ -130,7 +156,10 @@ mod tests {
         let start = Instant::now();
         let mut ticks = Ticks::new(start, SECOND);
         assert_eq!(ticks.advance(start), (start, 0));
-        assert_eq!(ticks.advance(start + Duration::from_millis(20)), (start + SECOND, 0));
+        assert_eq!(
+            ticks.advance(start + Duration::from_millis(20)),
+            (start + SECOND, 0)
+        );
         let (at, missed) = ticks.advance(start + Duration::from_millis(4500));
         assert_eq!(at, start + 5 * SECOND);
         assert_eq!(missed, 3);

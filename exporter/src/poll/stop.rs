@@ -35,7 +35,11 @@ impl Stop {
             if left.is_zero() {
                 return false;
             }
-            asked = self.changed.wait_timeout(asked, left).unwrap_or_else(PoisonError::into_inner).0;
+            asked = self
+                .changed
+                .wait_timeout(asked, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }

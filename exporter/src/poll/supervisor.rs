@@ -50,13 +50,16 @@ pub struct Supervision {
 
 /// Starts the supervisor's thread. It ends with the process.
 pub fn start(opener: Opener, supervision: Supervision) -> std::io::Result<()> {
-    thread::Builder::new().name("supervisor".to_owned()).stack_size(SUPERVISOR_STACK).spawn(move || {
-        let in_flight = InFlight::default();
-        loop {
-            let generation = open(&opener, &in_flight, &supervision);
-            serve(generation, &supervision);
-        }
-    })?;
+    thread::Builder::new()
+        .name("supervisor".to_owned())
+        .stack_size(SUPERVISOR_STACK)
+        .spawn(move || {
+            let in_flight = InFlight::default();
+            loop {
+                let generation = open(&opener, &in_flight, &supervision);
+                serve(&generation, &supervision);
+            }
+        })?;
     Ok(())
 }
 
@@ -90,7 +93,10 @@ fn open(opener: &Opener, in_flight: &InFlight, supervision: &Supervision) -> Arc
                     told.clone_from(&reason);
                 }
                 let devices = supervision.fleet.load().devices.clone();
-                supervision.fleet.store(FleetState { library: LibraryState::Waiting(reason), devices });
+                supervision.fleet.store(FleetState {
+                    library: LibraryState::Waiting(reason),
+                    devices,
+                });
                 supervision.tried.ready();
             }
         }
@@ -102,11 +108,11 @@ fn open(opener: &Opener, in_flight: &InFlight, supervision: &Supervision) -> Arc
 }
 
 /// Runs the threads of one opened library until it has to be opened anew.
-fn serve(generation: Arc<Generation>, supervision: &Supervision) {
-    let slots = enumerate(&generation, supervision);
+fn serve(generation: &Arc<Generation>, supervision: &Supervision) {
+    let slots = enumerate(generation, supervision);
     let mut threads = Vec::new();
     for (index, slot) in (0_u32..).zip(&slots) {
-        let (generation, slot) = (Arc::clone(&generation), Arc::clone(slot));
+        let (generation, slot) = (Arc::clone(generation), Arc::clone(slot));
         let spawned = thread::Builder::new()
             .name(format!("gpu-{index}"))
             .stack_size(STACK)
@@ -116,12 +122,16 @@ fn serve(generation: Arc<Generation>, supervision: &Supervision) {
             Err(error) => tracing::error!(gpu = index, %error, "no thread for this gpu"),
         }
     }
-    let events = Arc::clone(&generation);
-    match thread::Builder::new().name("events".to_owned()).stack_size(STACK).spawn(move || watch_events(&events)) {
+    let events = Arc::clone(generation);
+    match thread::Builder::new()
+        .name("events".to_owned())
+        .stack_size(STACK)
+        .spawn(move || watch_events(&events))
+    {
         Ok(thread) => threads.push(thread),
         Err(error) => tracing::error!(%error, "no thread for xid events"),
     }
-    watch(&generation, &slots, supervision);
+    watch(generation, &slots, supervision);
     generation.stop.ask();
     let deadline = Instant::now() + PATIENCE;
     let pacing = Stop::default();
@@ -139,18 +149,27 @@ fn enumerate(generation: &Generation, supervision: &Supervision) -> Vec<Arc<Devi
         tracing::warn!(error = %gap, "gpus cannot be counted");
         0
     });
-    let library = LibraryState::Open { driver_version: generation.driver_version.clone() };
+    let library = LibraryState::Open {
+        driver_version: generation.driver_version.clone(),
+    };
     let known = supervision.fleet.load();
     // Slots of an earlier opening are taken over, so Xid counts and identities live on.
     let reused = |index: u32| {
         let at = usize::try_from(index).ok()?;
         let slot = known.devices.get(at)?;
         // A thread that is stuck in the old library may still write to its slot.
-        slot.in_flight.current(Instant::now()).is_none().then(|| Arc::clone(slot))
+        slot.in_flight
+            .current(Instant::now())
+            .is_none()
+            .then(|| Arc::clone(slot))
     };
-    let slots: Vec<_> =
-        (0..count).map(|index| reused(index).unwrap_or_else(|| supervision.fleet.slot(index))).collect();
-    supervision.fleet.store(FleetState { library, devices: slots.clone() });
+    let slots: Vec<_> = (0..count)
+        .map(|index| reused(index).unwrap_or_else(|| supervision.fleet.slot(index)))
+        .collect();
+    supervision.fleet.store(FleetState {
+        library,
+        devices: slots.clone(),
+    });
     supervision.tried.ready();
     tracing::info!(gpus = count, "gpus counted");
     slots
@@ -196,13 +215,20 @@ impl Watched {
                 }
             }
             if was.up && !standing.up {
-                tracing::warn!(gpu = snapshot.index, uuid = snapshot.uuid(), "gpu is down, its values are withdrawn");
+                tracing::warn!(
+                    gpu = snapshot.index,
+                    uuid = snapshot.uuid(),
+                    "gpu is down, its values are withdrawn"
+                );
             } else if !was.up && standing.up {
                 tracing::info!(gpu = snapshot.index, uuid = snapshot.uuid(), "gpu is up");
             }
         }
         self.was = Some(standing);
-        let call = slot.in_flight.current(now).filter(|(_, age)| *age > schedule::silence_limit(interval));
+        let call = slot
+            .in_flight
+            .current(now)
+            .filter(|(_, age)| *age > schedule::silence_limit(interval));
         if let Some((call, age)) = call
             && !self.is_stuck
         {
@@ -220,7 +246,9 @@ fn watch_events(generation: &Generation) {
             Ok(None) => retry = FIRST_RETRY,
             Ok(Some(event)) => {
                 retry = FIRST_RETRY;
-                let forewarm_nvml::EventKind::Xid = event.kind else { continue };
+                let forewarm_nvml::EventKind::Xid = event.kind else {
+                    continue;
+                };
                 let Some(slot) = generation.slot_of(event.device) else {
                     generation.counts.xids_dropped.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(xid = event.data, "xid of an unknown gpu");

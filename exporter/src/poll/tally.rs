@@ -24,14 +24,21 @@ pub struct PollCounts {
 
 impl PollCounts {
     fn reject(&self, reason: Rejection) {
-        if let Some(count) = Rejection::ALL.iter().position(|of_all| *of_all == reason).and_then(|at| self.rejected.get(at)) {
+        if let Some(count) = Rejection::ALL
+            .iter()
+            .position(|of_all| *of_all == reason)
+            .and_then(|at| self.rejected.get(at))
+        {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Rejected values by reason.
     pub fn rejected(&self) -> impl Iterator<Item = (Rejection, u64)> + '_ {
-        Rejection::ALL.into_iter().zip(&self.rejected).map(|(reason, count)| (reason, count.load(Ordering::Relaxed)))
+        Rejection::ALL
+            .into_iter()
+            .zip(&self.rejected)
+            .map(|(reason, count)| (reason, count.load(Ordering::Relaxed)))
     }
 }
 

@@ -34,9 +34,17 @@ impl Device {
         let standing = Standing::of(&snapshot, now, interval);
         let mut identity = Vec::new();
         let index = itoa::Buffer::new().format(snapshot.index).to_owned();
-        text::labels(&mut identity, [("gpu", index.as_str()), ("uuid", snapshot.uuid())]);
+        text::labels(
+            &mut identity,
+            [("gpu", index.as_str()), ("uuid", snapshot.uuid())],
+        );
         let xids = slot.with_xids(|xids| xids.counts().collect());
-        Self { snapshot, standing, identity, xids }
+        Self {
+            snapshot,
+            standing,
+            identity,
+            xids,
+        }
     }
 
     /// Whether this device was seen and is gone now: then its health is known to be zero.
@@ -77,71 +85,191 @@ fn tells_unreachable(family: &Family) -> bool {
 
 /// The families of `/metrics`. `gpu_sample_age_seconds` is written per response, not here.
 pub const FAMILIES: &[(&Family, Write)] = &[
-    (&gpu::UP, |device, out| out.value(f64::from(u8::from(device.standing.up)))),
+    (&gpu::UP, |device, out| {
+        out.value(f64::from(u8::from(device.standing.up)));
+    }),
     (&gpu::INFO, info),
     (&gpu::BUSY_RATIO, |device, out| {
-        one(out, device.snapshot.utilization.as_ref().and_then(|timed| timed.value.busy).map(|ratio| ratio.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .utilization
+                .as_ref()
+                .and_then(|timed| timed.value.busy)
+                .map(|ratio| ratio.get()),
+        );
     }),
     (&gpu::MEMORY_BANDWIDTH_BUSY_RATIO, |device, out| {
-        let ratio = device.snapshot.utilization.as_ref().and_then(|timed| timed.value.memory_bandwidth);
+        let ratio = device
+            .snapshot
+            .utilization
+            .as_ref()
+            .and_then(|timed| timed.value.memory_bandwidth);
         one(out, ratio.map(|ratio| ratio.get()));
     }),
     (&gpu::SM_ACTIVE_RATIO, |device, out| {
-        one(out, device.snapshot.gpm.as_ref().and_then(|timed| timed.value.sm_active).map(|ratio| ratio.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .gpm
+                .as_ref()
+                .and_then(|timed| timed.value.sm_active)
+                .map(|ratio| ratio.get()),
+        );
     }),
     (&gpu::SM_OCCUPANCY_RATIO, |device, out| {
-        one(out, device.snapshot.gpm.as_ref().and_then(|timed| timed.value.sm_occupancy).map(|ratio| ratio.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .gpm
+                .as_ref()
+                .and_then(|timed| timed.value.sm_occupancy)
+                .map(|ratio| ratio.get()),
+        );
     }),
     (&gpu::TENSOR_ACTIVE_RATIO, |device, out| {
-        one(out, device.snapshot.gpm.as_ref().and_then(|timed| timed.value.tensor_active).map(|ratio| ratio.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .gpm
+                .as_ref()
+                .and_then(|timed| timed.value.tensor_active)
+                .map(|ratio| ratio.get()),
+        );
     }),
     (&gpu::DRAM_ACTIVE_RATIO, |device, out| {
-        one(out, device.snapshot.gpm.as_ref().and_then(|timed| timed.value.dram_active).map(|ratio| ratio.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .gpm
+                .as_ref()
+                .and_then(|timed| timed.value.dram_active)
+                .map(|ratio| ratio.get()),
+        );
     }),
     (&gpu::MEMORY_USED_BYTES, |device, out| {
-        count(out, device.snapshot.memory.as_ref().map(|timed| timed.value.used.get()));
+        count(
+            out,
+            device
+                .snapshot
+                .memory
+                .as_ref()
+                .map(|timed| timed.value.used.get()),
+        );
     }),
     (&gpu::MEMORY_FREE_BYTES, |device, out| {
-        count(out, device.snapshot.memory.as_ref().map(|timed| timed.value.free.get()));
+        count(
+            out,
+            device
+                .snapshot
+                .memory
+                .as_ref()
+                .map(|timed| timed.value.free.get()),
+        );
     }),
     (&gpu::MEMORY_RESERVED_BYTES, |device, out| {
-        count(out, device.snapshot.memory.as_ref().and_then(|timed| timed.value.reserved).map(|bytes| bytes.get()));
+        count(
+            out,
+            device
+                .snapshot
+                .memory
+                .as_ref()
+                .and_then(|timed| timed.value.reserved)
+                .map(|bytes| bytes.get()),
+        );
     }),
     (&gpu::MEMORY_TOTAL_BYTES, |device, out| {
-        count(out, device.snapshot.memory.as_ref().map(|timed| timed.value.total.get()));
+        count(
+            out,
+            device
+                .snapshot
+                .memory
+                .as_ref()
+                .map(|timed| timed.value.total.get()),
+        );
     }),
     (&gpu::NVLINK_BYTES_TOTAL, |device, out| {
-        let Some(nvlink) = &device.snapshot.nvlink else { return };
-        each_direction(&nvlink.value.bytes, |direction, bytes| out.count(&[(DIRECTION, direction)], bytes.get()));
+        let Some(nvlink) = &device.snapshot.nvlink else {
+            return;
+        };
+        each_direction(&nvlink.value.bytes, |direction, bytes| {
+            out.count(&[(DIRECTION, direction)], bytes.get());
+        });
     }),
     (&gpu::NVLINK_BYTES_PER_SECOND, |device, out| {
-        let Some(nvlink) = &device.snapshot.nvlink else { return };
-        each_direction(&nvlink.value.rate, |direction, rate| out.with(&[(DIRECTION, direction)], rate.get()));
+        let Some(nvlink) = &device.snapshot.nvlink else {
+            return;
+        };
+        each_direction(&nvlink.value.rate, |direction, rate| {
+            out.with(&[(DIRECTION, direction)], rate.get());
+        });
     }),
     (&gpu::NVLINK_ERRORS_TOTAL, |device, out| {
-        let Some(links) = &device.snapshot.links else { return };
+        let Some(links) = &device.snapshot.links else {
+            return;
+        };
         for (kind, errors) in links.value.errors.kinds() {
             labelled_count(out, (KIND, kind), errors);
         }
     }),
     (&gpu::NVLINK_LINKS_UP, |device, out| {
-        count(out, device.snapshot.links.as_ref().and_then(|timed| timed.value.up).map(u64::from));
+        count(
+            out,
+            device
+                .snapshot
+                .links
+                .as_ref()
+                .and_then(|timed| timed.value.up)
+                .map(u64::from),
+        );
     }),
     (&gpu::PCIE_BYTES_TOTAL, |device, out| {
         let Some(pcie) = &device.snapshot.pcie else { return };
-        each_direction(&pcie.value.bytes, |direction, bytes| out.count(&[(DIRECTION, direction)], bytes.get()));
+        each_direction(&pcie.value.bytes, |direction, bytes| {
+            out.count(&[(DIRECTION, direction)], bytes.get());
+        });
     }),
     (&gpu::PCIE_REPLAY_TOTAL, |device, out| {
-        count(out, device.snapshot.pcie.as_ref().and_then(|timed| timed.value.replays));
+        count(
+            out,
+            device
+                .snapshot
+                .pcie
+                .as_ref()
+                .and_then(|timed| timed.value.replays),
+        );
     }),
     (&gpu::POWER_WATTS, |device, out| {
-        one(out, device.snapshot.power.as_ref().and_then(|timed| timed.value.power).map(|watts| watts.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .power
+                .as_ref()
+                .and_then(|timed| timed.value.power)
+                .map(|watts| watts.get()),
+        );
     }),
     (&gpu::ENERGY_JOULES_TOTAL, |device, out| {
-        one(out, device.snapshot.power.as_ref().and_then(|timed| timed.value.energy).map(|joules| joules.get()));
+        one(
+            out,
+            device
+                .snapshot
+                .power
+                .as_ref()
+                .and_then(|timed| timed.value.energy)
+                .map(|joules| joules.get()),
+        );
     }),
     (&gpu::TEMPERATURE_CELSIUS, |device, out| {
-        let Some(thermal) = &device.snapshot.thermal else { return };
+        let Some(thermal) = &device.snapshot.thermal else {
+            return;
+        };
         for (sensor, degrees) in [("gpu", thermal.value.gpu), ("memory", thermal.value.memory)] {
             if let Some(degrees) = degrees {
                 out.with(&[(SENSOR, sensor)], degrees.get());
@@ -149,7 +277,9 @@ pub const FAMILIES: &[(&Family, Write)] = &[
         }
     }),
     (&gpu::CLOCK_HERTZ, |device, out| {
-        let Some(clocks) = &device.snapshot.clocks else { return };
+        let Some(clocks) = &device.snapshot.clocks else {
+            return;
+        };
         for (domain, clock) in ClockDomain::ALL.into_iter().zip(clocks.value.clocks) {
             if let Some(clock) = clock {
                 out.with(&[("domain", domain.as_str())], clock.get());
@@ -157,10 +287,15 @@ pub const FAMILIES: &[(&Family, Write)] = &[
         }
     }),
     (&gpu::THROTTLE_SECONDS_TOTAL, |device, out| {
-        let Some(clocks) = &device.snapshot.clocks else { return };
+        let Some(clocks) = &device.snapshot.clocks else {
+            return;
+        };
         for ((_, reason), held) in THROTTLES.iter().zip(clocks.value.throttled) {
             if let Some(held) = held {
-                out.with(&[(REASON, reason)], forewarm_nvml::Seconds::from_nanoseconds(held).get());
+                out.with(
+                    &[(REASON, reason)],
+                    forewarm_nvml::Seconds::from_nanoseconds(held).get(),
+                );
             }
         }
     }),
@@ -170,7 +305,9 @@ pub const FAMILIES: &[(&Family, Write)] = &[
         labelled_count(out, (KIND, "uncorrected"), ecc.value.uncorrected);
     }),
     (&gpu::REMAPPED_ROWS, |device, out| {
-        let Some(rows) = device.snapshot.ecc.as_ref().and_then(|timed| timed.value.rows) else { return };
+        let Some(rows) = device.snapshot.ecc.as_ref().and_then(|timed| timed.value.rows) else {
+            return;
+        };
         out.count(&[(KIND, "correctable")], u64::from(rows.correctable));
         out.count(&[(KIND, "uncorrectable")], u64::from(rows.uncorrectable));
         out.count(&[(KIND, "pending")], u64::from(rows.pending));
@@ -182,23 +319,46 @@ pub const FAMILIES: &[(&Family, Write)] = &[
         }
     }),
     (&gpu::RECOVERY_ACTION, |device, out| {
-        count(out, device.snapshot.health.as_ref().and_then(|timed| timed.value.recovery_action));
+        count(
+            out,
+            device
+                .snapshot
+                .health
+                .as_ref()
+                .and_then(|timed| timed.value.recovery_action),
+        );
     }),
-    (&gpu::HEALTH_SCORE, |device, out| one(out, reasons(device).map(health::score))),
+    (&gpu::HEALTH_SCORE, |device, out| {
+        one(out, reasons(device).map(health::score));
+    }),
     (&gpu::HEALTH_REASON, |device, out| {
         for reason in reasons(device).unwrap_or_default() {
             out.with(&[(REASON, reason.as_str())], reason.weight());
         }
     }),
     (&gpu::FABRIC_INFO, |device, out| {
-        let Some(fabric) = device.snapshot.health.as_ref().and_then(|timed| timed.value.fabric) else { return };
+        let Some(fabric) = device
+            .snapshot
+            .health
+            .as_ref()
+            .and_then(|timed| timed.value.fabric)
+        else {
+            return;
+        };
         if fabric.state == forewarm_nvml::FabricState::NotSupported {
             return;
         }
         let cluster = fabric.cluster.map(uuid).unwrap_or_default();
-        let clique = if fabric.cluster.is_some() { fabric.clique.to_string() } else { String::new() };
-        let labels =
-            [("cluster_uuid", cluster.as_str()), ("clique", clique.as_str()), ("state", fabric.state.as_str())];
+        let clique = if fabric.cluster.is_some() {
+            fabric.clique.to_string()
+        } else {
+            String::new()
+        };
+        let labels = [
+            ("cluster_uuid", cluster.as_str()),
+            ("clique", clique.as_str()),
+            ("state", fabric.state.as_str()),
+        ];
         out.count(&labels, 1);
     }),
 ];
@@ -262,7 +422,9 @@ fn each_direction<T: Copy>(directions: &Directions<T>, mut write: impl FnMut(&'s
 }
 
 fn each_link(device: &Device, mut write: impl FnMut(&str, &crate::snapshot::Link)) {
-    let Some(links) = &device.snapshot.links else { return };
+    let Some(links) = &device.snapshot.links else {
+        return;
+    };
     for (number, link) in links.value.links.iter().enumerate() {
         write(itoa::Buffer::new().format(number), link);
     }
@@ -272,14 +434,23 @@ fn reasons(device: &Device) -> Option<&[Reason]> {
     if device.is_unreachable() {
         return Some(&[Reason::Unreachable]);
     }
-    device.snapshot.health.as_ref().map(|timed| timed.value.reasons.as_slice())
+    device
+        .snapshot
+        .health
+        .as_ref()
+        .map(|timed| timed.value.reasons.as_slice())
 }
 
 fn info(device: &Device, out: &mut Samples<'_>) {
-    let Some(identity) = &device.snapshot.identity else { return };
+    let Some(identity) = &device.snapshot.identity else {
+        return;
+    };
     let facts = &identity.facts;
     let minor = facts.minor.map(|minor| minor.to_string()).unwrap_or_default();
-    let capability = facts.compute_capability.map(|(major, minor)| format!("{major}.{minor}")).unwrap_or_default();
+    let capability = facts
+        .compute_capability
+        .map(|(major, minor)| format!("{major}.{minor}"))
+        .unwrap_or_default();
     out.count(
         &[
             ("model", facts.model.as_str()),
@@ -314,11 +485,17 @@ mod tests {
     #[test]
     fn every_device_family_has_a_writer() {
         let written: Vec<_> = FAMILIES.iter().map(|(family, _)| family.name).collect();
-        let known: Vec<_> =
-            gpu::FAMILIES.iter().map(|family| family.name).filter(|name| *name != gpu::SAMPLE_AGE_SECONDS.name).collect();
+        let known: Vec<_> = gpu::FAMILIES
+            .iter()
+            .map(|family| family.name)
+            .filter(|name| *name != gpu::SAMPLE_AGE_SECONDS.name)
+            .collect();
         assert_eq!(written, known);
         let detail: Vec<_> = DETAIL.iter().map(|(family, _)| family.name).collect();
-        assert_eq!(detail, gpu::DETAIL.iter().map(|family| family.name).collect::<Vec<_>>());
+        assert_eq!(
+            detail,
+            gpu::DETAIL.iter().map(|family| family.name).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -107,7 +107,10 @@ impl Renderer {
             return (Arc::clone(&latest.page), None);
         }
         let started = Instant::now();
-        let reused = latest.take().and_then(|latest| Arc::into_inner(latest.page)).unwrap_or_default();
+        let reused = latest
+            .take()
+            .and_then(|latest| Arc::into_inner(latest.page))
+            .unwrap_or_default();
         let page = Arc::new(self.render(reused, &attribution, now));
         *latest = Some(Latest {
             key,
@@ -134,7 +137,11 @@ impl Renderer {
 
     fn devices(&self, now: Instant) -> Vec<Device> {
         let state = self.fleet.load();
-        state.devices.iter().map(|slot| Device::take(slot, now, self.fleet.interval())).collect()
+        state
+            .devices
+            .iter()
+            .map(|slot| Device::take(slot, now, self.fleet.interval()))
+            .collect()
     }
 
     fn render(&self, reused: Page, attribution: &Attribution, now: Instant) -> Page {
@@ -172,7 +179,9 @@ impl Renderer {
             section(family, &mut |out| pods::inventory(family, &joined, out));
         }
         for family in OWN {
-            section(family, &mut |out| self.write_own(family, &mut Samples::new(out, family, b"")));
+            section(family, &mut |out| {
+                self.write_own(family, &mut Samples::new(out, family, b""));
+            });
         }
         device_ages(&devices, now, &mut page.ages);
         pods::ages(&joined, &mut page.ages);
@@ -183,7 +192,13 @@ impl Renderer {
         use std::sync::atomic::Ordering::Relaxed;
         match family.name {
             name if name == own::BUILD_INFO.name => {
-                out.count(&[("version", env!("CARGO_PKG_VERSION")), ("program", crate::PROGRAM)], 1);
+                out.count(
+                    &[
+                        ("version", env!("CARGO_PKG_VERSION")),
+                        ("program", crate::PROGRAM),
+                    ],
+                    1,
+                );
             }
             name if name == own::NVML_UP.name => {
                 let is_open = matches!(self.fleet.load().library, LibraryState::Open { .. });
@@ -205,16 +220,26 @@ fn device_ages(devices: &[Device], now: Instant, out: &mut Vec<AgeLine>) {
     for device in devices {
         let index = device.snapshot.index.to_string();
         for group in Group::ALL {
-            let Some(at) = device.measured_at(group, now) else { continue };
+            let Some(at) = device.measured_at(group, now) else {
+                continue;
+            };
             let mut prefix = Vec::with_capacity(128);
             prefix.extend_from_slice(gpu::SAMPLE_AGE_SECONDS.name.as_bytes());
             prefix.push(b'{');
             text::labels(
                 &mut prefix,
-                [(GPU, index.as_str()), (UUID, device.snapshot.uuid()), (GROUP, group.as_str())],
+                [
+                    (GPU, index.as_str()),
+                    (UUID, device.snapshot.uuid()),
+                    (GROUP, group.as_str()),
+                ],
             );
             prefix.extend_from_slice(b"} ");
-            out.push(AgeLine { prefix, group: Some(group), at });
+            out.push(AgeLine {
+                prefix,
+                group: Some(group),
+                at,
+            });
         }
     }
 }

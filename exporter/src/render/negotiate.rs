@@ -14,11 +14,17 @@ pub fn format(accept: Option<&str>) -> Format {
         let (kind, quality, version) = parse(entry);
         match (kind.as_str(), version.as_deref()) {
             ("application/openmetrics-text", None | Some("1.0.0")) => best_open = best_open.max(quality),
-            ("text/plain", None | Some("0.0.4")) | ("text/*" | "*/*", _) => best_text = best_text.max(quality),
+            ("text/plain", None | Some("0.0.4")) | ("text/*" | "*/*", _) => {
+                best_text = best_text.max(quality);
+            }
             _ => {}
         }
     }
-    if best_open > 0.0 && best_open >= best_text { Format::OpenMetrics } else { Format::Text }
+    if best_open > 0.0 && best_open >= best_text {
+        Format::OpenMetrics
+    } else {
+        Format::Text
+    }
 }
 
 /// Whether an `Accept-Encoding` header takes gzip.
@@ -44,7 +50,9 @@ fn parse(entry: &str) -> (String, f64, Option<String>) {
     let mut quality = 1.0;
     let mut version = None;
     for part in parts {
-        let Some((key, value)) = part.split_once('=') else { continue };
+        let Some((key, value)) = part.split_once('=') else {
+            continue;
+        };
         let value = value.trim().trim_matches('"');
         match key.trim().to_ascii_lowercase().as_str() {
             "q" => quality = value.parse().unwrap_or(0.0),
@@ -68,11 +76,25 @@ mod tests {
     fn formats_are_negotiated() {
         assert_eq!(format(None), Format::Text);
         assert_eq!(format(Some("*/*")), Format::Text);
-        assert_eq!(format(Some("text/html,application/xhtml+xml,*/*;q=0.8")), Format::Text);
+        assert_eq!(
+            format(Some("text/html,application/xhtml+xml,*/*;q=0.8")),
+            Format::Text
+        );
         assert_eq!(format(Some(PROMETHEUS)), Format::OpenMetrics);
-        assert_eq!(format(Some("application/openmetrics-text; version=1.0.0")), Format::OpenMetrics);
-        assert_eq!(format(Some("application/openmetrics-text;version=2.0.0,text/plain;q=0.1")), Format::Text);
-        assert_eq!(format(Some("application/openmetrics-text;q=0.1,text/plain;q=0.9")), Format::Text);
+        assert_eq!(
+            format(Some("application/openmetrics-text; version=1.0.0")),
+            Format::OpenMetrics
+        );
+        assert_eq!(
+            format(Some(
+                "application/openmetrics-text;version=2.0.0,text/plain;q=0.1"
+            )),
+            Format::Text
+        );
+        assert_eq!(
+            format(Some("application/openmetrics-text;q=0.1,text/plain;q=0.9")),
+            Format::Text
+        );
         assert_eq!(format(Some("application/openmetrics-text;q=0")), Format::Text);
     }
 

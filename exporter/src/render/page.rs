@@ -85,11 +85,19 @@ impl Deflater {
     fn run(&mut self, input: &[u8], end: bool) -> Vec<u8> {
         self.0.reset();
         let mut out = Vec::with_capacity(input.len() / 4 + 64);
-        let flush = if end { FlushCompress::Finish } else { FlushCompress::Sync };
+        let flush = if end {
+            FlushCompress::Finish
+        } else {
+            FlushCompress::Sync
+        };
         loop {
-            let taken = usize::try_from(self.0.total_in()).unwrap_or(usize::MAX).min(input.len());
+            let taken = usize::try_from(self.0.total_in())
+                .unwrap_or(usize::MAX)
+                .min(input.len());
             let before = out.len();
-            let status = self.0.compress_vec(input.get(taken..).unwrap_or_default(), &mut out, flush);
+            let status = self
+                .0
+                .compress_vec(input.get(taken..).unwrap_or_default(), &mut out, flush);
             let is_done = match status {
                 Ok(flate2::Status::StreamEnd) => true,
                 // With a sync flush, room left over means that everything was written.
@@ -117,7 +125,11 @@ impl Page {
                 }
             }
         }
-        if is_any { Selection::Some(mask) } else { Selection::All }
+        if is_any {
+            Selection::Some(mask)
+        } else {
+            Selection::All
+        }
     }
 
     /// The body of a response at `now`.
@@ -131,12 +143,21 @@ impl Page {
     }
 
     /// The body of a response at `now`, as gzip.
-    pub fn gzip_body(&self, format: Format, selection: Selection, now: Instant, deflater: &mut Deflater) -> Vec<u8> {
+    pub fn gzip_body(
+        &self,
+        format: Format,
+        selection: Selection,
+        now: Instant,
+        deflater: &mut Deflater,
+    ) -> Vec<u8> {
         let ready = self.fixed(format, selection);
         let deflated = ready.deflated.clone().unwrap_or_else(|| {
             let mut crc = Crc::new();
             crc.update(&ready.plain);
-            let deflated = Arc::new(Deflated { bytes: deflater.run(&ready.plain, false), crc });
+            let deflated = Arc::new(Deflated {
+                bytes: deflater.run(&ready.plain, false),
+                crc,
+            });
             self.keep_deflated(format, selection, &deflated);
             deflated
         });
@@ -161,10 +182,18 @@ impl Page {
 
     fn fixed(&self, format: Format, selection: Selection) -> Ready {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = ready.iter().find(|ready| ready.format == format && ready.selection == selection) {
+        if let Some(found) = ready
+            .iter()
+            .find(|ready| ready.format == format && ready.selection == selection)
+        {
             return found.clone();
         }
-        let mut plain = Vec::with_capacity(self.sections.iter().map(|section| section.samples.len() + 256).sum());
+        let mut plain = Vec::with_capacity(
+            self.sections
+                .iter()
+                .map(|section| section.samples.len() + 256)
+                .sum(),
+        );
         for (at, section) in self.sections.iter().enumerate() {
             if selection.holds(at) && !section.samples.is_empty() {
                 text::header(&mut plain, format, section.family);
@@ -186,7 +215,10 @@ impl Page {
 
     fn keep_deflated(&self, format: Format, selection: Selection, deflated: &Arc<Deflated>) {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        for kept in ready.iter_mut().filter(|ready| ready.format == format && ready.selection == selection) {
+        for kept in ready
+            .iter_mut()
+            .filter(|ready| ready.format == format && ready.selection == selection)
+        {
             kept.deflated = Some(Arc::clone(deflated));
         }
     }
@@ -240,7 +272,6 @@ impl Page {
     }
 }
 
-
 struct Needs {
     groups: Vec<Group>,
     pods: bool,
@@ -272,7 +303,11 @@ mod tests {
             Section { family, samples }
         };
         let age = |group: Group| AgeLine {
-            prefix: format!("gpu_sample_age_seconds{{gpu=\"0\",group=\"{}\"}} ", group.as_str()).into_bytes(),
+            prefix: format!(
+                "gpu_sample_age_seconds{{gpu=\"0\",group=\"{}\"}} ",
+                group.as_str()
+            )
+            .into_bytes(),
             group: Some(group),
             at,
         };
@@ -286,7 +321,11 @@ mod tests {
             ages: vec![
                 age(Group::Memory),
                 age(Group::Power),
-                AgeLine { prefix: b"gpu_pod_sample_age_seconds{pod_uid=\"u\"} ".to_vec(), group: None, at },
+                AgeLine {
+                    prefix: b"gpu_pod_sample_age_seconds{pod_uid=\"u\"} ".to_vec(),
+                    group: None,
+                    at,
+                },
             ],
             ready: Mutex::default(),
         }
@@ -308,8 +347,15 @@ mod tests {
         let page = page(at, 1);
         let body = |millis| page.body(Format::Text, Selection::All, at + Duration::from_millis(millis));
         let text = String::from_utf8(body(1500)).unwrap();
-        assert!(text.contains("gpu_sample_age_seconds{gpu=\"0\",group=\"memory\"} 1.5\n"), "{text}");
-        assert!(String::from_utf8(body(2500)).unwrap().contains("group=\"memory\"} 2.5\n"));
+        assert!(
+            text.contains("gpu_sample_age_seconds{gpu=\"0\",group=\"memory\"} 1.5\n"),
+            "{text}"
+        );
+        assert!(
+            String::from_utf8(body(2500))
+                .unwrap()
+                .contains("group=\"memory\"} 2.5\n")
+        );
     }
 
     #[test]
@@ -329,7 +375,10 @@ mod tests {
         assert!(pods.contains("gpu_pod_sample_age_seconds{") && pods.contains("gpu_up{"));
         assert!(!pods.contains("gpu_sample_age_seconds{"));
         assert_eq!(select(&["no_such_family"]), "");
-        assert_eq!(select(&[]), String::from_utf8(page.body(Format::Text, Selection::All, at)).unwrap());
+        assert_eq!(
+            select(&[]),
+            String::from_utf8(page.body(Format::Text, Selection::All, at)).unwrap()
+        );
     }
 
     #[test]

@@ -5,7 +5,8 @@
 use std::time::Instant;
 
 use forewarm_signals::label::{
-    ALLOCATOR, CONTAINER, DIRECTION, Direction, GPU, NAMESPACE, POD, POD_UID, REPLICA, RESOURCE, SHARING, SOURCE, UUID,
+    ALLOCATOR, CONTAINER, DIRECTION, Direction, GPU, NAMESPACE, POD, POD_UID, REPLICA, RESOURCE, SHARING,
+    SOURCE, UUID,
 };
 use forewarm_signals::{Family, Group, pod};
 
@@ -17,14 +18,23 @@ use crate::attribution::join::{DeviceView, Joined, PodReadings, PodRow, Reading}
 /// What the join needs to know of the devices.
 #[must_use]
 pub(super) fn views(devices: &[Device]) -> Vec<DeviceView<'_>> {
-    devices.iter().filter(|device| !device.snapshot.uuid().is_empty()).map(view).collect()
+    devices
+        .iter()
+        .filter(|device| !device.snapshot.uuid().is_empty())
+        .map(view)
+        .collect()
 }
 
 fn view(device: &Device) -> DeviceView<'_> {
     let snapshot = &device.snapshot;
     let fresh = |group: Group, value: Option<f64>| {
-        let taken_at = snapshot.measured_at(group).filter(|_| device.standing.is_fresh(group))?;
-        Some(Reading { value: value?, taken_at })
+        let taken_at = snapshot
+            .measured_at(group)
+            .filter(|_| device.standing.is_fresh(group))?;
+        Some(Reading {
+            value: value?,
+            taken_at,
+        })
     };
     #[allow(clippy::cast_precision_loss, reason = "device memory is far below 2^53 bytes")]
     let bytes = |bytes: forewarm_nvml::Bytes| bytes.get() as f64;
@@ -36,15 +46,33 @@ fn view(device: &Device) -> DeviceView<'_> {
     DeviceView {
         index: snapshot.index,
         uuid: snapshot.uuid(),
-        minor: snapshot.identity.as_ref().and_then(|identity| identity.facts.minor),
+        minor: snapshot
+            .identity
+            .as_ref()
+            .and_then(|identity| identity.facts.minor),
         slices: &[],
-        busy_ratio: fresh(Group::Utilization, utilization.and_then(|rates| rates.busy).map(|ratio| ratio.get())),
-        sm_active_ratio: fresh(Group::Gpm, gpm.and_then(|gpm| gpm.sm_active).map(|ratio| ratio.get())),
+        busy_ratio: fresh(
+            Group::Utilization,
+            utilization.and_then(|rates| rates.busy).map(|ratio| ratio.get()),
+        ),
+        sm_active_ratio: fresh(
+            Group::Gpm,
+            gpm.and_then(|gpm| gpm.sm_active).map(|ratio| ratio.get()),
+        ),
         memory_used_bytes: fresh(Group::Memory, memory.map(|memory| bytes(memory.used))),
         memory_total_bytes: fresh(Group::Memory, memory.map(|memory| bytes(memory.total))),
-        nvlink_rx_bytes_per_second: fresh(Group::Nvlink, nvlink.and_then(|nvlink| nvlink.rate.rx).map(|rate| rate.get())),
-        nvlink_tx_bytes_per_second: fresh(Group::Nvlink, nvlink.and_then(|nvlink| nvlink.rate.tx).map(|rate| rate.get())),
-        power_watts: fresh(Group::Power, power.and_then(|power| power.power).map(|watts| watts.get())),
+        nvlink_rx_bytes_per_second: fresh(
+            Group::Nvlink,
+            nvlink.and_then(|nvlink| nvlink.rate.rx).map(|rate| rate.get()),
+        ),
+        nvlink_tx_bytes_per_second: fresh(
+            Group::Nvlink,
+            nvlink.and_then(|nvlink| nvlink.rate.tx).map(|rate| rate.get()),
+        ),
+        power_watts: fresh(
+            Group::Power,
+            power.and_then(|power| power.power).map(|watts| watts.get()),
+        ),
     }
 }
 
@@ -70,10 +98,18 @@ pub(super) const ROWS: &[(&Family, Write)] = &[
             out.count(&[], u64::from(ready));
         }
     }),
-    (&pod::BUSY_RATIO, |row, out| reading(row, out, |readings| readings.busy_ratio)),
-    (&pod::SM_ACTIVE_RATIO, |row, out| reading(row, out, |readings| readings.sm_active_ratio)),
-    (&pod::MEMORY_USED_BYTES, |row, out| reading(row, out, |readings| readings.memory_used_bytes)),
-    (&pod::MEMORY_TOTAL_BYTES, |row, out| reading(row, out, |readings| readings.memory_total_bytes)),
+    (&pod::BUSY_RATIO, |row, out| {
+        reading(row, out, |readings| readings.busy_ratio);
+    }),
+    (&pod::SM_ACTIVE_RATIO, |row, out| {
+        reading(row, out, |readings| readings.sm_active_ratio);
+    }),
+    (&pod::MEMORY_USED_BYTES, |row, out| {
+        reading(row, out, |readings| readings.memory_used_bytes);
+    }),
+    (&pod::MEMORY_TOTAL_BYTES, |row, out| {
+        reading(row, out, |readings| readings.memory_total_bytes);
+    }),
     (&pod::NVLINK_BYTES_PER_SECOND, |row, out| {
         let Some(readings) = &row.readings else { return };
         let directions = [
@@ -82,11 +118,19 @@ pub(super) const ROWS: &[(&Family, Write)] = &[
         ];
         for (direction, rate) in directions {
             if let Some(rate) = rate {
-                out.with(&[(SOURCE, readings.source.as_str()), (DIRECTION, direction.as_str())], rate);
+                out.with(
+                    &[
+                        (SOURCE, readings.source.as_str()),
+                        (DIRECTION, direction.as_str()),
+                    ],
+                    rate,
+                );
             }
         }
     }),
-    (&pod::POWER_WATTS, |row, out| reading(row, out, |readings| readings.power_watts)),
+    (&pod::POWER_WATTS, |row, out| {
+        reading(row, out, |readings| readings.power_watts);
+    }),
 ];
 
 /// Families of the node's inventory.
@@ -111,7 +155,11 @@ pub(super) fn identity(row: &PodRow<'_>) -> Vec<u8> {
     };
     let number = |id: Option<u32>| id.map(|id| id.to_string()).unwrap_or_default();
     let (gi, ci) = (number(slice.gi), number(slice.ci));
-    let slice = [("mig_uuid", slice.uuid.unwrap_or_default()), ("gi", gi.as_str()), ("ci", ci.as_str())];
+    let slice = [
+        ("mig_uuid", slice.uuid.unwrap_or_default()),
+        ("gi", gi.as_str()),
+        ("ci", ci.as_str()),
+    ];
     text::labels(&mut out, held.into_iter().chain(slice));
     out
 }
@@ -136,10 +184,17 @@ pub(super) fn ages(joined: &Joined<'_>, out: &mut Vec<AgeLine>) {
         let mut prefix = Vec::with_capacity(128);
         prefix.extend_from_slice(pod::SAMPLE_AGE_SECONDS.name.as_bytes());
         prefix.push(b'{');
-        text::labels(&mut prefix, [(POD_UID, age.pod_uid), (SOURCE, age.source.as_str())]);
+        text::labels(
+            &mut prefix,
+            [(POD_UID, age.pod_uid), (SOURCE, age.source.as_str())],
+        );
         prefix.extend_from_slice(b"} ");
         let at: Instant = age.oldest;
-        out.push(AgeLine { prefix, group: None, at });
+        out.push(AgeLine {
+            prefix,
+            group: None,
+            at,
+        });
     }
 }
 

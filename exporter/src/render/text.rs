@@ -121,7 +121,11 @@ pub struct Samples<'a> {
 impl<'a> Samples<'a> {
     /// Samples of a family about one subject.
     pub const fn new(out: &'a mut Vec<u8>, family: &'static Family, identity: &'a [u8]) -> Self {
-        Self { out, name: family.name, identity }
+        Self {
+            out,
+            name: family.name,
+            identity,
+        }
     }
 
     /// One sample with the identity labels alone.
@@ -142,7 +146,8 @@ impl<'a> Samples<'a> {
     /// One sample of a count, exact in all its digits.
     pub fn count(&mut self, extra: &[(&str, &str)], count: u64) {
         self.open(extra);
-        self.out.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+        self.out
+            .extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
         self.out.push(b'\n');
     }
 
@@ -176,10 +181,16 @@ mod tests {
     #[test]
     fn headers_follow_each_format() {
         let text = written(|out| header(out, Format::Text, &gpu::ENERGY_JOULES_TOTAL));
-        assert!(text.contains("# TYPE gpu_energy_joules_total counter\n"), "{text}");
+        assert!(
+            text.contains("# TYPE gpu_energy_joules_total counter\n"),
+            "{text}"
+        );
         assert!(!text.contains("# UNIT"));
         let open = written(|out| header(out, Format::OpenMetrics, &gpu::ENERGY_JOULES_TOTAL));
-        assert!(open.contains("# TYPE gpu_energy_joules counter\n# UNIT gpu_energy_joules joules\n"), "{open}");
+        assert!(
+            open.contains("# TYPE gpu_energy_joules counter\n# UNIT gpu_energy_joules joules\n"),
+            "{open}"
+        );
         let info = written(|out| header(out, Format::OpenMetrics, &gpu::INFO));
         assert!(info.contains("# TYPE gpu info\n"), "{info}");
         assert!(written(|out| header(out, Format::Text, &gpu::INFO)).contains("# TYPE gpu_info gauge\n"));

@@ -9,8 +9,9 @@ use nvml_wrapper::enum_wrappers::device::Clock;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlEventTypeXidCriticalError, nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t,
-    nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlValue_t,
+    nvmlDevice_t, nvmlEventTypeXidCriticalError, nvmlFieldValue_t, nvmlGpuFabricInfo_t,
+    nvmlGpuFabricInfo_v3_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t, nvmlTemperature_v1_t,
+    nvmlUtilization_t, nvmlValue_t,
 };
 
 use super::gpm::Sampler;
@@ -18,7 +19,8 @@ use super::{Inner, key};
 use crate::call::{Call, InFlight};
 use crate::field::{FieldQuery, Number};
 use crate::model::{
-    ClockDomain, ClockEvents, Device, DeviceKey, Fabric, FabricState, Facts, Gpm, Memory, RemappedRows, Utilization,
+    ClockDomain, ClockEvents, Device, DeviceKey, Fabric, FabricState, Facts, Gpm, Memory, RemappedRows,
+    Utilization,
 };
 use crate::quantity::{Celsius, Hertz, Ratio, Watts};
 use crate::reading::{Code, Gap, Reading, Rejection};
@@ -88,19 +90,36 @@ impl RealDevice {
             free: 0,
             used: 0,
         };
-        self.hot(Call::MemoryInfo, &self.inner.lib().nvmlDeviceGetMemoryInfo_v2, |symbol| {
-            // SAFETY: handle of this library; the struct has the layout its version word says.
-            unsafe { symbol(self.handle, &raw mut memory) }
-        })?;
-        Ok(Memory::checked(memory.total, memory.used, memory.free, Some(memory.reserved)))
+        self.hot(
+            Call::MemoryInfo,
+            &self.inner.lib().nvmlDeviceGetMemoryInfo_v2,
+            |symbol| {
+                // SAFETY: handle of this library; the struct has the layout its version word says.
+                unsafe { symbol(self.handle, &raw mut memory) }
+            },
+        )?;
+        Ok(Memory::checked(
+            memory.total,
+            memory.used,
+            memory.free,
+            Some(memory.reserved),
+        ))
     }
 
     fn memory_v1(&self) -> Result<Reading<Memory>, Code> {
-        let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
-        self.hot(Call::MemoryInfo, &self.inner.lib().nvmlDeviceGetMemoryInfo, |symbol| {
-            // SAFETY: handle of this library; the out pointer is valid for the call.
-            unsafe { symbol(self.handle, &raw mut memory) }
-        })?;
+        let mut memory = nvmlMemory_t {
+            total: 0,
+            free: 0,
+            used: 0,
+        };
+        self.hot(
+            Call::MemoryInfo,
+            &self.inner.lib().nvmlDeviceGetMemoryInfo,
+            |symbol| {
+                // SAFETY: handle of this library; the out pointer is valid for the call.
+                unsafe { symbol(self.handle, &raw mut memory) }
+            },
+        )?;
         Ok(Memory::checked(memory.total, memory.used, memory.free, None))
     }
 
@@ -110,19 +129,27 @@ impl RealDevice {
             sensorType: 0,
             temperature: i32::MAX,
         };
-        self.hot(Call::TemperatureV, &self.inner.lib().nvmlDeviceGetTemperatureV, |symbol| {
-            // SAFETY: handle of this library; the struct has the layout its version word says.
-            unsafe { symbol(self.handle, &raw mut temperature) }
-        })?;
+        self.hot(
+            Call::TemperatureV,
+            &self.inner.lib().nvmlDeviceGetTemperatureV,
+            |symbol| {
+                // SAFETY: handle of this library; the struct has the layout its version word says.
+                unsafe { symbol(self.handle, &raw mut temperature) }
+            },
+        )?;
         Ok(i64::from(temperature.temperature))
     }
 
     fn temperature_v1(&self) -> Result<i64, Code> {
         let mut degrees = u32::MAX;
-        self.hot(Call::Temperature, &self.inner.lib().nvmlDeviceGetTemperature, |symbol| {
-            // SAFETY: handle of this library; the out pointer is valid for the call.
-            unsafe { symbol(self.handle, 0, &raw mut degrees) }
-        })?;
+        self.hot(
+            Call::Temperature,
+            &self.inner.lib().nvmlDeviceGetTemperature,
+            |symbol| {
+                // SAFETY: handle of this library; the out pointer is valid for the call.
+                unsafe { symbol(self.handle, 0, &raw mut degrees) }
+            },
+        )?;
         Ok(i64::from(degrees))
     }
 
@@ -136,10 +163,14 @@ impl RealDevice {
             healthMask: 0,
             healthSummary: 0,
         };
-        self.hot(Call::FabricInfoV, &self.inner.lib().nvmlDeviceGetGpuFabricInfoV, |symbol| {
-            // SAFETY: handle of this library; the struct has the layout its version word says.
-            unsafe { symbol(self.handle, &raw mut info) }
-        })?;
+        self.hot(
+            Call::FabricInfoV,
+            &self.inner.lib().nvmlDeviceGetGpuFabricInfoV,
+            |symbol| {
+                // SAFETY: handle of this library; the struct has the layout its version word says.
+                unsafe { symbol(self.handle, &raw mut info) }
+            },
+        )?;
         Ok(fabric(info.state, info.clusterUuid, info.cliqueId, info.status))
     }
 
@@ -150,10 +181,14 @@ impl RealDevice {
             cliqueId: 0,
             state: 0,
         };
-        self.hot(Call::FabricInfo, &self.inner.lib().nvmlDeviceGetGpuFabricInfo, |symbol| {
-            // SAFETY: handle of this library; the out pointer is valid for the call.
-            unsafe { symbol(self.handle, &raw mut info) }
-        })?;
+        self.hot(
+            Call::FabricInfo,
+            &self.inner.lib().nvmlDeviceGetGpuFabricInfo,
+            |symbol| {
+                // SAFETY: handle of this library; the out pointer is valid for the call.
+                unsafe { symbol(self.handle, &raw mut info) }
+            },
+        )?;
         Ok(fabric(info.state, info.clusterUuid, info.cliqueId, info.status))
     }
 }
@@ -172,13 +207,26 @@ impl Device for RealDevice {
         });
         Ok(Facts {
             uuid,
-            model: self.cold(Call::Name, nvml_wrapper::Device::name).unwrap_or_else(|_| "unknown".to_owned()),
+            model: self
+                .cold(Call::Name, nvml_wrapper::Device::name)
+                .unwrap_or_else(|_| "unknown".to_owned()),
             architecture: architecture.as_ref().map_or("unknown", architecture_name),
-            pci_bus_id: self.cold(Call::PciInfo, nvml_wrapper::Device::pci_info).ok().map(|pci| pci.bus_id),
-            serial: self.cold(Call::Serial, nvml_wrapper::Device::serial).ok().filter(|serial| !serial.is_empty()),
-            minor: self.cold(Call::MinorNumber, nvml_wrapper::Device::minor_number).ok(),
+            pci_bus_id: self
+                .cold(Call::PciInfo, nvml_wrapper::Device::pci_info)
+                .ok()
+                .map(|pci| pci.bus_id),
+            serial: self
+                .cold(Call::Serial, nvml_wrapper::Device::serial)
+                .ok()
+                .filter(|serial| !serial.is_empty()),
+            minor: self
+                .cold(Call::MinorNumber, nvml_wrapper::Device::minor_number)
+                .ok(),
             compute_capability: self
-                .cold(Call::ComputeCapability, nvml_wrapper::Device::cuda_compute_capability)
+                .cold(
+                    Call::ComputeCapability,
+                    nvml_wrapper::Device::cuda_compute_capability,
+                )
                 .ok()
                 .and_then(|pair| Some((u32::try_from(pair.major).ok()?, u32::try_from(pair.minor).ok()?))),
         })
@@ -202,7 +250,12 @@ impl Device for RealDevice {
     }
 
     fn memory(&mut self) -> Reading<Memory> {
-        let (known, outcome) = either(self.memory_call, Call::MemoryInfo, || self.memory_v2(), || self.memory_v1());
+        let (known, outcome) = either(
+            self.memory_call,
+            Call::MemoryInfo,
+            || self.memory_v2(),
+            || self.memory_v1(),
+        );
         self.memory_call = known;
         outcome?
     }
@@ -256,8 +309,12 @@ impl Device for RealDevice {
     }
 
     fn temperature(&mut self) -> Reading<Celsius> {
-        let (known, outcome) =
-            either(self.temperature_call, Call::Temperature, || self.temperature_v(), || self.temperature_v1());
+        let (known, outcome) = either(
+            self.temperature_call,
+            Call::Temperature,
+            || self.temperature_v(),
+            || self.temperature_v1(),
+        );
         self.temperature_call = known;
         Celsius::from_degrees(outcome?)
     }
@@ -269,7 +326,9 @@ impl Device for RealDevice {
             ClockDomain::Memory => Clock::Memory,
             ClockDomain::Video => Clock::Video,
         };
-        Hertz::from_megahertz(u64::from(self.cold(Call::ClockInfo, |device| device.clock_info(clock))?))
+        Hertz::from_megahertz(u64::from(
+            self.cold(Call::ClockInfo, |device| device.clock_info(clock))?,
+        ))
     }
 
     fn clock_events(&mut self) -> Reading<ClockEvents> {
@@ -295,11 +354,16 @@ impl Device for RealDevice {
         );
         self.reasons_call = known;
         let mask = outcome?;
-        if mask == u64::MAX { Err(Gap::Rejected(Rejection::Sentinel)) } else { Ok(ClockEvents(mask)) }
+        if mask == u64::MAX {
+            Err(Gap::Rejected(Rejection::Sentinel))
+        } else {
+            Ok(ClockEvents(mask))
+        }
     }
 
     fn remapped_rows(&mut self) -> Reading<RemappedRows> {
-        let (mut correctable, mut uncorrectable, mut pending, mut failed) = (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
+        let (mut correctable, mut uncorrectable, mut pending, mut failed) =
+            (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
         let call = Call::RemappedRows;
         self.hot(call, &self.inner.lib().nvmlDeviceGetRemappedRows, |symbol| {
             // SAFETY: handle of this library; the out pointers are valid for the call.
@@ -329,7 +393,12 @@ impl Device for RealDevice {
     }
 
     fn fabric(&mut self) -> Reading<Fabric> {
-        let (known, outcome) = either(self.fabric_call, Call::FabricInfoV, || self.fabric_v3(), || self.fabric_v1());
+        let (known, outcome) = either(
+            self.fabric_call,
+            Call::FabricInfoV,
+            || self.fabric_v3(),
+            || self.fabric_v1(),
+        );
         self.fabric_call = known;
         outcome?
     }
@@ -382,7 +451,10 @@ fn either<T>(
 
 /// NVML's version word: size in the low 24 bits, version above.
 const fn versioned<T>(version: u32) -> u32 {
-    #[allow(clippy::cast_possible_truncation, reason = "sizes of NVML structs are far below 2^24")]
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "sizes of NVML structs are far below 2^24"
+    )]
     let size = size_of::<T>() as u32;
     size | version << 24
 }
@@ -456,7 +528,10 @@ mod tests {
         assert_eq!(joined.cluster, None);
         assert!(joined.joined);
         assert!(!fabric(2, [1; 16], 7, 0).unwrap().joined);
-        assert_eq!(fabric(9, [1; 16], 7, 0), Err(Gap::Rejected(Rejection::Implausible)));
+        assert_eq!(
+            fabric(9, [1; 16], 7, 0),
+            Err(Gap::Rejected(Rejection::Implausible))
+        );
     }
 
     #[test]

@@ -81,15 +81,22 @@ impl Sampler {
         if self.buffers.is_none() {
             self.buffers = Some(self.allocate()?);
         }
-        let Some(buffers) = &mut self.buffers else { return Err(Gap::NotYet) };
+        let Some(buffers) = &mut self.buffers else {
+            return Err(Gap::NotYet);
+        };
         let (inner, device) = (&self.inner, self.device);
         let newer = buffers.newer;
         let call = Call::GpmSampleGet;
         inner
-            .hot(Some(&self.in_flight), call, &inner.lib().nvmlGpmSampleGet, |symbol| {
-                // SAFETY: handle and buffer come from this library, which `inner` keeps open.
-                unsafe { symbol(device, newer) }
-            })
+            .hot(
+                Some(&self.in_flight),
+                call,
+                &inner.lib().nvmlGpmSampleGet,
+                |symbol| {
+                    // SAFETY: handle and buffer come from this library, which `inner` keeps open.
+                    unsafe { symbol(device, newer) }
+                },
+            )
             .map_err(|code| code.gap(call))?;
         if !buffers.older_is_filled {
             std::mem::swap(&mut buffers.older, &mut buffers.newer);
@@ -107,10 +114,15 @@ impl Sampler {
         let request = &raw mut *buffers.request;
         let call = Call::GpmMetricsGet;
         inner
-            .hot(Some(&self.in_flight), call, &inner.lib().nvmlGpmMetricsGet, |symbol| {
-                // SAFETY: the request is a valid struct of the header's layout with both samples filled.
-                unsafe { symbol(request) }
-            })
+            .hot(
+                Some(&self.in_flight),
+                call,
+                &inner.lib().nvmlGpmMetricsGet,
+                |symbol| {
+                    // SAFETY: the request is a valid struct of the header's layout with both samples filled.
+                    unsafe { symbol(request) }
+                },
+            )
             .map_err(|code| code.gap(call))?;
         std::mem::swap(&mut buffers.older, &mut buffers.newer);
         let [sm_active, sm_occupancy, tensor_active, dram_active] =
@@ -169,12 +181,21 @@ impl Sampler {
         let mut sample: nvmlGpmSample_t = std::ptr::null_mut();
         let call = Call::GpmSampleAlloc;
         self.inner
-            .hot(Some(&self.in_flight), call, &self.inner.lib().nvmlGpmSampleAlloc, |symbol| {
-                // SAFETY: the out pointer is valid for the call.
-                unsafe { symbol(&raw mut sample) }
-            })
+            .hot(
+                Some(&self.in_flight),
+                call,
+                &self.inner.lib().nvmlGpmSampleAlloc,
+                |symbol| {
+                    // SAFETY: the out pointer is valid for the call.
+                    unsafe { symbol(&raw mut sample) }
+                },
+            )
             .map_err(|code| code.gap(call))?;
-        if sample.is_null() { Err(Code::NO_DATA.gap(call)) } else { Ok(sample) }
+        if sample.is_null() {
+            Err(Code::NO_DATA.gap(call))
+        } else {
+            Ok(sample)
+        }
     }
 
     fn free(&self, sample: nvmlGpmSample_t) {

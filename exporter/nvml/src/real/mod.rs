@@ -48,10 +48,13 @@ impl Library {
         let path: &OsStr = path.map_or_else(|| OsStr::new(DEFAULT_LIBRARY), Path::as_os_str);
         let mut detail = String::new();
         let nvml = call::run(&log, Some(in_flight), Call::Init, || {
-            nvml_wrapper::Nvml::builder().lib_path(path).init().map_err(|error| {
-                detail = error.to_string();
-                gap(&error, Call::Init)
-            })
+            nvml_wrapper::Nvml::builder()
+                .lib_path(path)
+                .init()
+                .map_err(|error| {
+                    detail = error.to_string();
+                    gap(&error, Call::Init)
+                })
         })
         .map_err(|gap| OpenError { gap, detail })?;
         let numbering = match nvml.field_id_scheme() {
@@ -65,7 +68,9 @@ impl Library {
             numbering,
         };
         inner.events = inner.create_event_set().ok();
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
     /// Which numbering of field ids the driver uses.
@@ -77,31 +82,47 @@ impl Library {
 
 impl Nvml for Library {
     fn driver_version(&self) -> Reading<String> {
-        self.inner.cold(None, Call::DriverVersion, || self.inner.nvml.sys_driver_version())
+        self.inner
+            .cold(None, Call::DriverVersion, || self.inner.nvml.sys_driver_version())
     }
 
     fn device_count(&self) -> Reading<u32> {
-        self.inner.cold(None, Call::Count, || self.inner.nvml.device_count())
+        self.inner
+            .cold(None, Call::Count, || self.inner.nvml.device_count())
     }
 
     fn device(&self, index: u32, in_flight: Arc<InFlight>) -> Reading<Box<dyn Device>> {
         let mut handle: nvmlDevice_t = std::ptr::null_mut();
         let call = Call::HandleByIndex;
         self.inner
-            .hot(Some(&in_flight), call, &self.inner.lib().nvmlDeviceGetHandleByIndex_v2, |symbol| {
-                // SAFETY: the out pointer is valid for the call.
-                unsafe { symbol(index, &raw mut handle) }
-            })
+            .hot(
+                Some(&in_flight),
+                call,
+                &self.inner.lib().nvmlDeviceGetHandleByIndex_v2,
+                |symbol| {
+                    // SAFETY: the out pointer is valid for the call.
+                    unsafe { symbol(index, &raw mut handle) }
+                },
+            )
             .map_err(|code| code.gap(call))?;
         if handle.is_null() {
             return Err(Gap::Rejected(Rejection::Sentinel));
         }
-        Ok(Box::new(RealDevice::new(Arc::clone(&self.inner), handle, in_flight)))
+        Ok(Box::new(RealDevice::new(
+            Arc::clone(&self.inner),
+            handle,
+            in_flight,
+        )))
     }
 
     fn wait_event(&self, patience: Duration) -> Reading<Option<Event>> {
         let set = self.inner.events.as_ref().ok_or(Gap::Unsupported)?;
-        let symbol = self.inner.lib().nvmlEventSetWait_v2.as_ref().map_err(|_| Gap::Unsupported)?;
+        let symbol = self
+            .inner
+            .lib()
+            .nvmlEventSetWait_v2
+            .as_ref()
+            .map_err(|_| Gap::Unsupported)?;
         let mut data = nvmlEventData_t {
             device: std::ptr::null_mut(),
             eventType: 0,
@@ -116,7 +137,11 @@ impl Nvml for Library {
         match code {
             Code(0) => {
                 let xid = u64::from(nvmlEventTypeXidCriticalError);
-                let kind = if data.eventType & xid != 0 { EventKind::Xid } else { EventKind::Other(data.eventType) };
+                let kind = if data.eventType & xid != 0 {
+                    EventKind::Xid
+                } else {
+                    EventKind::Other(data.eventType)
+                };
                 Ok(Some(Event {
                     device: key(data.device),
                     kind,
@@ -174,16 +199,27 @@ impl Inner {
         call: Call,
         body: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Reading<T> {
-        call::run(&self.log, in_flight, call, || body().map_err(|error| gap(&error, call)))
+        call::run(&self.log, in_flight, call, || {
+            body().map_err(|error| gap(&error, call))
+        })
     }
 
     fn create_event_set(&self) -> Result<EventSet, Code> {
         let mut set: nvmlEventSet_t = std::ptr::null_mut();
-        self.hot(None, Call::EventSetCreate, &self.lib().nvmlEventSetCreate, |symbol| {
-            // SAFETY: the out pointer is valid for the call.
-            unsafe { symbol(&raw mut set) }
-        })?;
-        if set.is_null() { Err(Code::NO_DATA) } else { Ok(EventSet(set)) }
+        self.hot(
+            None,
+            Call::EventSetCreate,
+            &self.lib().nvmlEventSetCreate,
+            |symbol| {
+                // SAFETY: the out pointer is valid for the call.
+                unsafe { symbol(&raw mut set) }
+            },
+        )?;
+        if set.is_null() {
+            Err(Code::NO_DATA)
+        } else {
+            Ok(EventSet(set))
+        }
     }
 }
 
@@ -247,18 +283,31 @@ mod tests {
 
     #[test]
     fn codes_the_wrapper_has_no_name_for_are_classified() {
-        assert_eq!(gap(&NvmlError::UnexpectedVariant(25), Call::FabricInfoV), Gap::Unsupported);
         assert_eq!(
-            gap(&NvmlError::UnexpectedVariant(28), Call::Uuid).code().map(Code::is_lost),
+            gap(&NvmlError::UnexpectedVariant(25), Call::FabricInfoV),
+            Gap::Unsupported
+        );
+        assert_eq!(
+            gap(&NvmlError::UnexpectedVariant(28), Call::Uuid)
+                .code()
+                .map(Code::is_lost),
             Some(true)
         );
     }
 
     #[test]
     fn a_library_that_is_not_there_says_so() {
-        let opened = Library::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), Arc::default(), &InFlight::default());
+        let opened = Library::open(
+            Some(Path::new("/nonexistent/libnvidia-ml.so.1")),
+            Arc::default(),
+            &InFlight::default(),
+        );
         let error = opened.err().unwrap();
         assert_eq!(error.gap.code(), Some(Code::LIBRARY_NOT_FOUND));
-        assert!(error.detail.contains("/nonexistent/libnvidia-ml.so.1"), "{}", error.detail);
+        assert!(
+            error.detail.contains("/nonexistent/libnvidia-ml.so.1"),
+            "{}",
+            error.detail
+        );
     }
 }
