@@ -15,6 +15,8 @@
 
 pub mod access;
 pub mod api;
+pub mod args;
+pub mod certs;
 pub mod config;
 pub mod discovery;
 pub mod exposition;
@@ -23,7 +25,9 @@ pub mod metrics;
 pub mod provider;
 pub mod quantity;
 pub mod query;
+pub mod rights;
 pub mod route;
+pub mod run;
 pub mod selector;
 pub mod server;
 pub mod source;

@@ -31,7 +31,7 @@ impl Status {
 pub struct Verdict {
     /// Whether the probe passes.
     pub passed: bool,
-    /// One line for each condition or loop: `[+]name ok` or `[-]name reason`.
+    /// One line for each condition or loop: `[+]name ok`, `[!]name degraded: reason` or `[-]name reason`.
     pub lines: Vec<String>,
 }
 
@@ -63,7 +63,14 @@ pub struct Readiness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Ready,
+    Degraded(String),
     Waiting(String),
+}
+
+impl State {
+    const fn passes(&self) -> bool {
+        matches!(self, Self::Ready | Self::Degraded(_))
+    }
 }
 
 /// One named condition of readiness. Clones move the same condition.
@@ -96,7 +103,7 @@ impl Readiness {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let conditions = lock(&self.conditions);
-        !conditions.is_empty() && conditions.values().all(|state| *state == State::Ready)
+        !conditions.is_empty() && conditions.values().all(State::passes)
     }
 
     /// The state of each condition by name.
@@ -110,11 +117,12 @@ impl Readiness {
             };
         }
         Verdict {
-            passed: conditions.values().all(|state| *state == State::Ready),
+            passed: conditions.values().all(State::passes),
             lines: conditions
                 .iter()
                 .map(|(name, state)| match state {
                     State::Ready => format!("[+]{name} ok"),
+                    State::Degraded(reason) => format!("[!]{name} degraded: {reason}"),
                     State::Waiting(reason) => format!("[-]{name} waiting: {reason}"),
                 })
                 .collect(),
@@ -128,6 +136,11 @@ impl Condition {
         self.set(State::Ready);
     }
 
+    /// The condition holds well enough to serve, yet something is missing. Does not fail readiness.
+    pub fn degraded(&self, reason: impl Into<String>) {
+        self.set(State::Degraded(reason.into()));
+    }
+
     /// The condition does not hold, for this reason.
     pub fn waiting(&self, reason: impl Into<String>) {
         self.set(State::Waiting(reason.into()));
@@ -136,7 +149,9 @@ impl Condition {
     /// Whether the condition holds now.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        lock(&self.of.conditions).get(self.name) == Some(&State::Ready)
+        lock(&self.of.conditions)
+            .get(self.name)
+            .is_some_and(State::passes)
     }
 
     fn set(&self, new: State) {
@@ -146,6 +161,7 @@ impl Condition {
         }
         match new {
             State::Ready => tracing::info!(condition = self.name, "condition is ready"),
+            State::Degraded(reason) => tracing::warn!(condition = self.name, reason, "condition is degraded"),
             State::Waiting(reason) => tracing::info!(condition = self.name, reason, "condition is waiting"),
         }
     }
@@ -268,6 +284,17 @@ mod tests {
 
         pods.waiting("watch lost");
         assert!(!readiness.is_ready() && !pods.is_ready() && targets.is_ready());
+    }
+
+    #[test]
+    fn a_degraded_condition_passes_and_says_what_is_missing() {
+        let readiness = Readiness::new();
+        let rights = readiness.condition("rights");
+        rights.degraded("may not list pods");
+        let verdict = readiness.verdict();
+        assert!(verdict.passed && readiness.is_ready() && rights.is_ready());
+        assert_eq!(verdict.body(false), "ok\n");
+        assert_eq!(verdict.body(true), "[!]rights degraded: may not list pods\nok\n");
     }
 
     #[test]
