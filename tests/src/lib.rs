@@ -1,5 +1,6 @@
 //! The testbed: a real control plane, simulated GPU nodes and what the level tests and the demo share.
 
+pub mod bench;
 pub mod child;
 pub mod contain;
 pub mod controlplane;

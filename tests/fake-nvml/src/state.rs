@@ -22,7 +22,7 @@ use crate::settings::{MAX_GPUS, Resolved};
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Time between looks of a caller that waits for an event: long enough to cost nothing, within the same promise.
-const LOOK_WHILE_WAITING: Duration = Duration::from_millis(50);
+const LOOK_WHILE_WAITING: Duration = Duration::from_millis(80);
 
 /// Events kept by a set that nobody waits on; older ones are dropped first.
 const EVENT_QUEUE: usize = 1024;
