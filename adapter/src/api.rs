@@ -118,7 +118,13 @@ impl Api {
         answer
     }
 
-    fn routed(&self, headers: &HeaderMap, path: &Path, route: Route, query: &Query) -> Result<Answer, Status> {
+    fn routed(
+        &self,
+        headers: &HeaderMap,
+        path: &Path,
+        route: Route,
+        query: &Query,
+    ) -> Result<Answer, Status> {
         let unknown = || {
             Status::not_found(format!(
                 "the server could not find the requested resource /{}",
@@ -142,7 +148,9 @@ impl Api {
                 documents.group(group).map(|document| document.answer(headers))
             }),
             Route::Resources(served) => self.discovery.of(self.provider.catalog(), |documents| {
-                documents.resources(served).map(|document| document.answer(headers))
+                documents
+                    .resources(served)
+                    .map(|document| document.answer(headers))
             }),
             Route::OpenApiV2 => Some(openapi::v2(headers)),
             Route::OpenApiV3 => Some(openapi::v3_list(headers)),
@@ -152,7 +160,9 @@ impl Api {
                 target,
                 metric,
             } => {
-                let body = self.custom(&target, &metric, query, |values| custom_list(version, &metric, values))?;
+                let body = self.custom(&target, &metric, query, |values| {
+                    custom_list(version, &metric, values)
+                })?;
                 return Ok(json(StatusCode::OK, body));
             }
             Route::External { namespace, metric } => {

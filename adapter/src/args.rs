@@ -387,7 +387,9 @@ fn is_object_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     !name.is_empty()
         && name.len() <= 253
-        && name.bytes().all(|byte| inner(byte) || byte == b'-' || byte == b'.')
+        && name
+            .bytes()
+            .all(|byte| inner(byte) || byte == b'-' || byte == b'.')
         && name.bytes().next().is_some_and(inner)
         && name.bytes().last().is_some_and(inner)
 }
@@ -414,8 +416,13 @@ mod tests {
         assert_eq!(run.server.listen, ListenAddr::any(6443));
         assert!(run.cluster.is_some());
         assert_eq!(run.server.shutdown_delay, Duration::from_secs(5));
-        let Serving::Managed(names) = run.server.serving else { panic!() };
-        assert_eq!((names.secret.as_str(), names.service.as_str()), ("forewarm-adapter-certs", "forewarm-adapter"));
+        let Serving::Managed(names) = run.server.serving else {
+            panic!()
+        };
+        assert_eq!(
+            (names.secret.as_str(), names.service.as_str()),
+            ("forewarm-adapter-certs", "forewarm-adapter")
+        );
     }
 
     #[test]
@@ -441,20 +448,46 @@ mod tests {
     fn standalone_on_other_addresses_needs_tls_and_says_so() {
         let error = resolve(&["--config", "c", "--standalone", "--listen", "0.0.0.0:6443"]).unwrap_err();
         assert!(error.to_string().contains("--tls-cert"), "{error}");
-        let with_tls = ["--config", "c", "--standalone", "--listen", "[::]:1", "--tls-cert", "a", "--tls-key", "b"];
+        let with_tls = [
+            "--config",
+            "c",
+            "--standalone",
+            "--listen",
+            "[::]:1",
+            "--tls-cert",
+            "a",
+            "--tls-key",
+            "b",
+        ];
         assert!(resolve(&with_tls).is_ok());
     }
 
     #[test]
     fn all_bad_settings_are_listed_together() {
         let error = resolve(&[
-            "--listen", "nonsense", "--tls-cert", "a", "--shutdown-delay", "soon", "--certs-secret", "No Name",
-            "--log-format", "xml", "--admin-listen", "x",
+            "--listen",
+            "nonsense",
+            "--tls-cert",
+            "a",
+            "--shutdown-delay",
+            "soon",
+            "--certs-secret",
+            "No Name",
+            "--log-format",
+            "xml",
+            "--admin-listen",
+            "x",
         ])
         .unwrap_err();
         let text = error.to_string();
         for flag in [
-            "--config", "--listen", "--tls-key", "--shutdown-delay", "--certs-secret", "--log-format", "--admin-listen",
+            "--config",
+            "--listen",
+            "--tls-key",
+            "--shutdown-delay",
+            "--certs-secret",
+            "--log-format",
+            "--admin-listen",
         ] {
             assert!(text.contains(flag), "{flag} in {text}");
         }
@@ -476,7 +509,10 @@ mod tests {
             {
                 let twin = argument.get_env().map(|name| name.to_string_lossy().into_owned());
                 let tail = long.replace('-', "_").to_uppercase();
-                assert!(twin.as_ref().is_some_and(|name| name.ends_with(&tail)), "{long}: {twin:?}");
+                assert!(
+                    twin.as_ref().is_some_and(|name| name.ends_with(&tail)),
+                    "{long}: {twin:?}"
+                );
             }
         }
     }

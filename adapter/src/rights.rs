@@ -214,7 +214,11 @@ mod tests {
         assert!(texts.contains(
             &"may not update secrets s in forewarm (no certificate can be shared or renewed)".to_owned()
         ));
-        assert!(texts.iter().any(|text| text.contains("apiservices.apiregistration.k8s.io v1beta1.external")));
+        assert!(
+            texts
+                .iter()
+                .any(|text| text.contains("apiservices.apiregistration.k8s.io v1beta1.external"))
+        );
         assert!(needed(None).iter().all(|right| right.resource != "secrets"));
     }
 }

@@ -199,8 +199,9 @@ impl Path {
                 .into_iter()
                 .find(|served| served == group)
                 .map_or(Route::Unknown, Route::Group),
-            ["apis", group, version, rest @ ..] => GroupVersion::find(group, version)
-                .map_or(Route::Unknown, |served| self.below(served, rest)),
+            ["apis", group, version, rest @ ..] => {
+                GroupVersion::find(group, version).map_or(Route::Unknown, |served| self.below(served, rest))
+            }
             ["openapi", "v2"] => Route::OpenApiV2,
             ["openapi", "v3"] => Route::OpenApiV3,
             ["openapi", "v3", "apis", group, version] => {

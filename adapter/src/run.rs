@@ -53,10 +53,16 @@ const LATCH_EVERY: Duration = Duration::from_millis(100);
 pub fn main() -> Result<(), Failure> {
     let args: Args = exit::parse();
     // The downward API's usual name, as the manifests set it.
-    let pod_namespace = std::env::var("POD_NAMESPACE").ok().filter(|name| !name.is_empty());
+    let pod_namespace = std::env::var("POD_NAMESPACE")
+        .ok()
+        .filter(|name| !name.is_empty());
     match args.resolve(pod_namespace)? {
         Command::Run(run) => block_on(serve(*run)),
-        Command::CheckConfig { file, options, output } => {
+        Command::CheckConfig {
+            file,
+            options,
+            output,
+        } => {
             let (text, good) = check(&file, options, output);
             std::io::stdout().write_all(text.as_bytes())?;
             if good {
@@ -136,6 +142,7 @@ async fn serve(run: Run) -> Result<(), Failure> {
         None => None,
     };
 
+    let watcher = watcher.reporting(parts.condition("config"));
     parts.tasks.spawn("config", watcher.follow(parts.token.clone()));
     let cluster = cluster.map(|client| source::Cluster {
         namespace: own_namespace(&run, &client),
@@ -297,7 +304,7 @@ fn start_access(serving: &Serving, parts: &mut Parts, cluster: source::Cluster) 
         Serving::Plain | Serving::Files { .. } => rights::needed(None),
     };
     let condition = parts.condition("rights");
-    condition.degraded("not checked yet");
+    condition.waiting("not checked yet");
     parts.tasks.spawn(
         "rights",
         rights::check(client.clone(), needed, condition, missing, parts.token.clone()),

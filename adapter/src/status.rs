@@ -151,9 +151,10 @@ pub fn json(code: StatusCode, body: Bytes) -> Answer {
     *answer.status_mut() = code;
     answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
     // Values and discovery change at any time; a cache between a client and this server would hide that.
-    answer
-        .headers_mut()
-        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    answer.headers_mut().insert(
+        header::CACHE_CONTROL,
+        HeaderValue::from_static("no-cache, private"),
+    );
     answer
 }
 

@@ -169,7 +169,13 @@ mod tests {
     fn external_metrics_are_a_list() {
         assert_eq!(
             of("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/queue"),
-            resource("list", "external.metrics.k8s.io", "v1beta1", "ns", ("queue", "", ""))
+            resource(
+                "list",
+                "external.metrics.k8s.io",
+                "v1beta1",
+                "ns",
+                ("queue", "", "")
+            )
         );
     }
 
@@ -196,7 +202,13 @@ mod tests {
     fn a_namespace_by_itself_is_a_get_of_that_namespace() {
         assert_eq!(
             of("/apis/custom.metrics.k8s.io/v1beta2/namespaces/ns"),
-            resource("get", "custom.metrics.k8s.io", "v1beta2", "ns", ("namespaces", "ns", ""))
+            resource(
+                "get",
+                "custom.metrics.k8s.io",
+                "v1beta2",
+                "ns",
+                ("namespaces", "ns", "")
+            )
         );
     }
 }

@@ -100,7 +100,10 @@ mod tests {
     fn a_broken_map_keeps_the_last_trust() {
         let store = TrustStore::empty();
         let condition = Readiness::new().condition("trust");
-        let pem = rcgen::generate_simple_self_signed(vec!["ca".into()]).unwrap().cert.pem();
+        let pem = rcgen::generate_simple_self_signed(vec!["ca".into()])
+            .unwrap()
+            .cert
+            .pem();
         let good = BTreeMap::from([("client-ca-file".to_owned(), pem)]);
         let bad = BTreeMap::from([("client-ca-file".to_owned(), "nonsense".to_owned())]);
 

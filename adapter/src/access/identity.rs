@@ -87,7 +87,12 @@ impl PeerCertificate {
 
 /// Who the caller is, by certificate and headers; `now` is the time since the Unix epoch.
 #[must_use]
-pub(super) fn shown(trust: &Arc<Trust>, peer: Option<&PeerCertificate>, headers: &HeaderMap, now: Duration) -> Shown {
+pub(super) fn shown(
+    trust: &Arc<Trust>,
+    peer: Option<&PeerCertificate>,
+    headers: &HeaderMap,
+    now: Duration,
+) -> Shown {
     let Some(peer) = peer else { return Shown::Nothing };
     let verdict = peer.verdict(trust, now);
     if verdict.proxy.is_ok()
@@ -107,23 +112,36 @@ pub(super) fn shown(trust: &Arc<Trust>, peer: Option<&PeerCertificate>, headers:
 
 fn judge(chain: &[CertificateDer<'static>], trust: &Trust, now: Duration) -> Verdict {
     let subject = chain.first().and_then(|leaf| Subject::read(leaf));
-    let proxy = trust.front_proxy.as_ref().map_or(Err(Reason::NotConfigured), |proxy| {
-        proxy.anchors.verify(chain, now)?;
-        let name = subject.as_ref().map_or("", |subject| subject.common_name.as_str());
-        let allowed = proxy.allowed_names.is_empty() || proxy.allowed_names.iter().any(|known| known == name);
-        if allowed { Ok(()) } else { Err(Reason::NameNotAllowed) }
-    });
-    let client = trust.clients.as_ref().map_or(Err(Reason::NotConfigured), |anchors| {
-        anchors.verify(chain, now)?;
-        match subject {
-            Some(subject) if !subject.common_name.is_empty() => Ok(User {
-                name: subject.common_name,
-                groups: subject.organizations,
-                ..User::default()
-            }),
-            _ => Err(Reason::NoCommonName),
-        }
-    });
+    let proxy = trust
+        .front_proxy
+        .as_ref()
+        .map_or(Err(Reason::NotConfigured), |proxy| {
+            proxy.anchors.verify(chain, now)?;
+            let name = subject
+                .as_ref()
+                .map_or("", |subject| subject.common_name.as_str());
+            let allowed =
+                proxy.allowed_names.is_empty() || proxy.allowed_names.iter().any(|known| known == name);
+            if allowed {
+                Ok(())
+            } else {
+                Err(Reason::NameNotAllowed)
+            }
+        });
+    let client = trust
+        .clients
+        .as_ref()
+        .map_or(Err(Reason::NotConfigured), |anchors| {
+            anchors.verify(chain, now)?;
+            match subject {
+                Some(subject) if !subject.common_name.is_empty() => Ok(User {
+                    name: subject.common_name,
+                    groups: subject.organizations,
+                    ..User::default()
+                }),
+                _ => Err(Reason::NoCommonName),
+            }
+        });
     Verdict { proxy, client }
 }
 

@@ -36,7 +36,11 @@ impl Metrics {
             &serving::IDENTITY_REJECTIONS_TOTAL,
             self.inner.rejections.clone(),
         );
-        register(registry, &serving::ACCESS_REVIEWS_TOTAL, self.inner.reviews.clone());
+        register(
+            registry,
+            &serving::ACCESS_REVIEWS_TOTAL,
+            self.inner.reviews.clone(),
+        );
     }
 
     pub(super) fn rejected(&self, reason: Reason) {

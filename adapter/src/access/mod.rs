@@ -104,7 +104,9 @@ impl Reason {
         match error {
             webpki::Error::UnknownIssuer => Self::UnknownCa,
             webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. } => Self::Expired,
-            webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => Self::WrongUsage,
+            webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => {
+                Self::WrongUsage
+            }
             _ => Self::BadCertificate,
         }
     }
@@ -148,7 +150,11 @@ impl Access {
         match self.reviews.access(&user, attributes).await {
             Ok(Decision::Allowed) => Ok(user),
             Ok(Decision::Denied(why)) => {
-                let mut message = format!("forbidden: User \"{}\" cannot {}", user.name, attributes.describe());
+                let mut message = format!(
+                    "forbidden: User \"{}\" cannot {}",
+                    user.name,
+                    attributes.describe()
+                );
                 if !why.is_empty() {
                     message.push_str(": ");
                     message.push_str(&why);

@@ -83,8 +83,11 @@ pub trait Reviewer: Send + Sync + 'static {
     fn token<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Option<User>, ReviewError>>;
 
     /// Whether the user may.
-    fn access<'a>(&'a self, user: &'a User, attributes: &'a Attributes)
-    -> BoxFuture<'a, Result<Decision, ReviewError>>;
+    fn access<'a>(
+        &'a self,
+        user: &'a User,
+        attributes: &'a Attributes,
+    ) -> BoxFuture<'a, Result<Decision, ReviewError>>;
 }
 
 /// Reviews behind caches.
@@ -132,7 +135,11 @@ impl Reviews {
         let mut key = [0; 32];
         key.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
         let ask = self.limited("token", self.reviewer.token(token), |user| {
-            if user.is_some() { "authenticated" } else { "unknown" }
+            if user.is_some() {
+                "authenticated"
+            } else {
+                "unknown"
+            }
         });
         let ask = async { ask.await.map(|user| user.map(Arc::new)) };
         match self.tokens.try_get_with(key, ask).await {
@@ -146,10 +153,14 @@ impl Reviews {
     /// # Errors
     /// Where the API server could not be asked.
     pub async fn access(&self, user: &User, attributes: &Attributes) -> Result<Decision, ReviewError> {
-        let ask = self.limited("access", self.reviewer.access(user, attributes), |decision| match decision {
-            Decision::Allowed => "allowed",
-            Decision::Denied(_) => "denied",
-        });
+        let ask = self.limited(
+            "access",
+            self.reviewer.access(user, attributes),
+            |decision| match decision {
+                Decision::Allowed => "allowed",
+                Decision::Denied(_) => "denied",
+            },
+        );
         self.decisions
             .try_get_with((user.clone(), attributes.clone()), ask)
             .await

@@ -23,7 +23,11 @@ impl Reviewer for Asked {
         })
     }
 
-    fn access<'a>(&'a self, user: &'a User, _: &'a Attributes) -> BoxFuture<'a, Result<Decision, ReviewError>> {
+    fn access<'a>(
+        &'a self,
+        user: &'a User,
+        _: &'a Attributes,
+    ) -> BoxFuture<'a, Result<Decision, ReviewError>> {
         Box::pin(async move {
             self.accesses.lock().unwrap().push(user.clone());
             Ok(match user.name.as_str() {
@@ -63,7 +67,11 @@ async fn nothing_shown_is_anonymous_and_denied() {
     forged.insert("x-remote-group", HeaderValue::from_static("system:masters"));
     let status = access.admit(None, &forged, &pods()).await.unwrap_err();
     assert_eq!(status.code(), 403);
-    assert!(status.message().contains("system:anonymous"), "{}", status.message());
+    assert!(
+        status.message().contains("system:anonymous"),
+        "{}",
+        status.message()
+    );
     assert!(status.message().contains("pods/m"), "{}", status.message());
     assert_eq!(*asked.accesses.lock().unwrap(), [User::anonymous()]);
 }
@@ -79,17 +87,30 @@ async fn a_token_is_reviewed_and_its_user_authenticated() {
         let status = access.admit(None, &token(bad), &pods()).await.unwrap_err();
         assert_eq!(status.code(), 401, "{bad}");
     }
-    assert_eq!(access.admit(None, &token("Basic eDp5"), &pods()).await.unwrap_err().code(), 403);
+    assert_eq!(
+        access
+            .admit(None, &token("Basic eDp5"), &pods())
+            .await
+            .unwrap_err()
+            .code(),
+        403
+    );
 }
 
 #[tokio::test]
 async fn a_certificate_that_verifies_nowhere_is_401_unless_a_token_is_good() {
     let (asked, access) = access(Some(Trust::default()));
     let stranger = stranger();
-    let status = access.admit(Some(&stranger), &HeaderMap::new(), &pods()).await.unwrap_err();
+    let status = access
+        .admit(Some(&stranger), &HeaderMap::new(), &pods())
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), 401);
     assert!(asked.accesses.lock().unwrap().is_empty());
-    let user = access.admit(Some(&stranger), &token("Bearer good"), &pods()).await.unwrap();
+    let user = access
+        .admit(Some(&stranger), &token("Bearer good"), &pods())
+        .await
+        .unwrap();
     assert_eq!(user.name, "robot");
 }
 
@@ -97,7 +118,10 @@ async fn a_certificate_that_verifies_nowhere_is_401_unless_a_token_is_good() {
 async fn before_the_trust_is_read_certificates_are_503_and_tokens_work() {
     let (_, access) = access(None);
     let stranger = stranger();
-    let status = access.admit(Some(&stranger), &HeaderMap::new(), &pods()).await.unwrap_err();
+    let status = access
+        .admit(Some(&stranger), &HeaderMap::new(), &pods())
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), 503);
     assert!(status.message().contains("not read yet"));
     assert!(access.admit(None, &token("Bearer good"), &pods()).await.is_ok());

@@ -174,7 +174,10 @@ mod tests {
     }
 
     fn ca() -> String {
-        rcgen::generate_simple_self_signed(vec!["ca".into()]).unwrap().cert.pem()
+        rcgen::generate_simple_self_signed(vec!["ca".into()])
+            .unwrap()
+            .cert
+            .pem()
     }
 
     #[test]
@@ -204,7 +207,10 @@ mod tests {
     #[test]
     fn a_broken_key_is_named() {
         for (key, value) in [
-            ("client-ca-file", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+            (
+                "client-ca-file",
+                "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            ),
             ("client-ca-file", "nonsense"),
         ] {
             let error = Trust::read(&data(&[(key, value)])).unwrap_err();
@@ -216,6 +222,9 @@ mod tests {
             ("requestheader-allowed-names", "front-proxy-client"),
         ]))
         .unwrap_err();
-        assert!(error.to_string().contains("requestheader-allowed-names"), "{error}");
+        assert!(
+            error.to_string().contains("requestheader-allowed-names"),
+            "{error}"
+        );
     }
 }

@@ -151,7 +151,10 @@ impl Manager {
             let held = stored.material.appraise(&names);
             let trusted = self.standings(&stored.material.ca).await;
             let trusted_everywhere = trusted.iter().all(|(_, standing)| {
-                matches!(standing, Ok(Standing::Trusting | Standing::Foreign(_) | Standing::Absent))
+                matches!(
+                    standing,
+                    Ok(Standing::Trusting | Standing::Foreign(_) | Standing::Absent)
+                )
             });
             let step = plan(&held, trusted_everywhere, now);
             if step == Step::Keep {
@@ -173,28 +176,31 @@ impl Manager {
     async fn standings(&self, ca: &str) -> Vec<(String, Result<Standing, Error>)> {
         let mut standings = Vec::new();
         for name in registration::names() {
-            let standing = registration::read(
-                &self.services,
-                &name,
-                &self.namespace,
-                &self.settings.service,
-                ca,
-            )
-            .await;
+            let standing =
+                registration::read(&self.services, &name, &self.namespace, &self.settings.service, ca).await;
             standings.push((name, standing));
         }
         standings
     }
 
-    async fn register_all(&self, standings: Vec<(String, Result<Standing, Error>)>, until: Duration) -> Round {
-        let mut round = Round { until, ..Round::default() };
+    async fn register_all(
+        &self,
+        standings: Vec<(String, Result<Standing, Error>)>,
+        until: Duration,
+    ) -> Round {
+        let mut round = Round {
+            until,
+            ..Round::default()
+        };
         for (name, standing) in standings {
             let open = match standing {
                 Ok(Standing::Trusting) => None,
                 Ok(Standing::Absent) => Some("does not exist".to_owned()),
                 Ok(Standing::Foreign(other)) => Some(format!("points to service {other}, left alone")),
                 Ok(Standing::Outdated { version }) => {
-                    match registration::trust(&self.services, &name, version.as_deref(), &self.material.ca).await {
+                    match registration::trust(&self.services, &name, version.as_deref(), &self.material.ca)
+                        .await
+                    {
                         Ok(true) => {
                             tracing::info!(apiservice = name, "CA registered");
                             None
@@ -239,7 +245,8 @@ impl Manager {
             let settled = match result {
                 Ok(round) => {
                     condition.ready();
-                    self.metrics.round(if round.is_settled() { "settled" } else { "open" });
+                    self.metrics
+                        .round(if round.is_settled() { "settled" } else { "open" });
                     self.metrics
                         .expiry
                         .set(i64::try_from(round.until.as_secs()).unwrap_or(i64::MAX));
@@ -339,7 +346,12 @@ fn make(old: &Material, step: Step, names: &[String], now: Duration) -> Result<M
         Step::MakeAll => {
             let (ca, ca_key) = make_ca(now)?;
             let (cert, key) = make_cert(&ca, &ca_key, names, now)?;
-            Ok(Material { ca, ca_key, cert, key })
+            Ok(Material {
+                ca,
+                ca_key,
+                cert,
+                key,
+            })
         }
         Step::MakeCa => {
             let (ca, ca_key) = make_ca(now)?;
@@ -395,9 +407,15 @@ mod tests {
                 Step::Keep => {}
                 Step::MakeAll => panic!("nothing was lost"),
             }
-            let seen = Material { ca: before, ..material.clone() };
+            let seen = Material {
+                ca: before,
+                ..material.clone()
+            };
             let held = seen.appraise(&names()).cert.unwrap();
-            assert!(held.validity.from <= now && now < held.validity.until, "week {week}");
+            assert!(
+                held.validity.from <= now && now < held.validity.until,
+                "week {week}"
+            );
         }
         assert!((2..=3).contains(&cas), "{cas} CAs");
         assert!(certs > 80, "{certs} certificates");
@@ -411,7 +429,10 @@ mod tests {
         write_file(&path, "one").unwrap();
         write_file(&path, "two").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

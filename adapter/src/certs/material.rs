@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
@@ -83,15 +83,21 @@ pub(super) fn make_ca(now: Duration) -> Result<(String, String), Error> {
 }
 
 /// A serving certificate for `names` and its key, as PEM, signed by the first CA of `ca`.
-pub(super) fn make_cert(ca: &str, ca_key: &str, names: &[String], now: Duration) -> Result<(String, String), Error> {
+pub(super) fn make_cert(
+    ca: &str,
+    ca_key: &str,
+    names: &[String],
+    now: Duration,
+) -> Result<(String, String), Error> {
     let ca_key = KeyPair::from_pem(ca_key).map_err(Error::Make)?;
     let issuer = Issuer::from_ca_cert_pem(ca, ca_key).map_err(Error::Make)?;
     let key = KeyPair::generate().map_err(Error::Make)?;
     let mut params = CertificateParams::new(names.to_vec()).map_err(Error::Make)?;
     params.distinguished_name = DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, names.first().map_or("forewarm-adapter", String::as_str));
+    params.distinguished_name.push(
+        DnType::CommonName,
+        names.first().map_or("forewarm-adapter", String::as_str),
+    );
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
@@ -166,19 +172,23 @@ fn pem_sections(pem: &str) -> impl Iterator<Item = &str> {
 
 /// Chain and key as rustls serves them.
 pub(super) fn served(cert: &str, key: &str) -> Result<rustls::sign::CertifiedKey, Error> {
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| Error::Unusable(error.to_string()))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| Error::Unusable(error.to_string()))?;
     rustls::sign::CertifiedKey::from_der(certificates(cert), key, &rustls::crypto::ring::default_provider())
         .map_err(|error| Error::Unusable(error.to_string()))
 }
 
 fn is_pair(chain: &[CertificateDer<'static>], key: &str) -> bool {
     PrivateKeyDer::from_pem_slice(key.as_bytes()).is_ok_and(|key| {
-        rustls::sign::CertifiedKey::from_der(chain.to_vec(), key, &rustls::crypto::ring::default_provider()).is_ok()
+        rustls::sign::CertifiedKey::from_der(chain.to_vec(), key, &rustls::crypto::ring::default_provider())
+            .is_ok()
     })
 }
 
 fn is_signed_by(leaf: &CertificateDer<'_>, ca: &CertificateDer<'_>, validity: Validity) -> bool {
-    let Ok(anchor) = webpki::anchor_from_trusted_cert(ca) else { return false };
+    let Ok(anchor) = webpki::anchor_from_trusted_cert(ca) else {
+        return false;
+    };
     EndEntityCert::try_from(leaf).is_ok_and(|leaf| {
         leaf.verify_for_usage(
             webpki::ALL_VERIFICATION_ALGS,
@@ -226,13 +236,21 @@ mod tests {
     const NOW: Duration = Duration::from_secs(1_790_000_000);
 
     fn names() -> Vec<String> {
-        vec!["forewarm-adapter.forewarm.svc".to_owned(), "forewarm-adapter.forewarm".to_owned()]
+        vec![
+            "forewarm-adapter.forewarm.svc".to_owned(),
+            "forewarm-adapter.forewarm".to_owned(),
+        ]
     }
 
     fn fresh() -> Material {
         let (ca, ca_key) = make_ca(NOW).unwrap();
         let (cert, key) = make_cert(&ca, &ca_key, &names(), NOW).unwrap();
-        Material { ca, ca_key, cert, key }
+        Material {
+            ca,
+            ca_key,
+            cert,
+            key,
+        }
     }
 
     #[test]
@@ -243,7 +261,10 @@ mod tests {
         assert!(cert.names_match && cert.by_signing_ca);
         assert_eq!(cert.validity.until, NOW + CERT_LIFE);
         assert!(cert.validity.from < NOW);
-        assert!(served(&fresh().cert, &fresh().key).is_err(), "keys of another pair");
+        assert!(
+            served(&fresh().cert, &fresh().key).is_err(),
+            "keys of another pair"
+        );
         let one = fresh();
         assert!(served(&one.cert, &one.key).is_ok());
     }
@@ -253,12 +274,28 @@ mod tests {
         let (good, other) = (fresh(), fresh());
         let wrong_names = good.appraise(&["elsewhere.svc".to_owned()]);
         assert!(!wrong_names.cert.unwrap().names_match);
-        let swapped_key = Material { key: other.key.clone(), ..good.clone() };
+        let swapped_key = Material {
+            key: other.key.clone(),
+            ..good.clone()
+        };
         assert_eq!(swapped_key.appraise(&names()).cert, None);
-        let foreign_ca = Material { ca: other.ca.clone(), ..good.clone() };
+        let foreign_ca = Material {
+            ca: other.ca.clone(),
+            ..good.clone()
+        };
         let held = foreign_ca.appraise(&names());
-        assert_eq!((held.ca, held.cert), (None, None), "neither key nor signature fit");
-        for empty in [Material::default(), Material { cert: "x".into(), ..good.clone() }] {
+        assert_eq!(
+            (held.ca, held.cert),
+            (None, None),
+            "neither key nor signature fit"
+        );
+        for empty in [
+            Material::default(),
+            Material {
+                cert: "x".into(),
+                ..good.clone()
+            },
+        ] {
             assert_eq!(empty.appraise(&names()).cert, None);
         }
     }
@@ -267,11 +304,18 @@ mod tests {
     fn a_certificate_of_an_earlier_ca_is_told_apart() {
         let old = fresh();
         let (ca, ca_key) = make_ca(NOW + Duration::from_secs(60)).unwrap();
-        let both = Material { ca: format!("{ca}{}", old.ca), ca_key, ..old };
+        let both = Material {
+            ca: format!("{ca}{}", old.ca),
+            ca_key,
+            ..old
+        };
         let held = both.appraise(&names());
         assert!(held.ca.is_some());
         assert!(!held.cert.unwrap().by_signing_ca);
         assert_eq!(certificates(&both.live_cas(NOW)).len(), 2);
-        assert_eq!(certificates(&both.live_cas(NOW + CA_LIFE + Duration::from_secs(30))).len(), 1);
+        assert_eq!(
+            certificates(&both.live_cas(NOW + CA_LIFE + Duration::from_secs(30))).len(),
+            1
+        );
     }
 }

@@ -40,7 +40,11 @@ pub fn plan(held: &Held, trusted_everywhere: bool, now: Duration) -> Step {
         return Step::MakeCa;
     }
     if !cert.by_signing_ca {
-        return if trusted_everywhere { Step::MakeCert } else { Step::Keep };
+        return if trusted_everywhere {
+            Step::MakeCert
+        } else {
+            Step::Keep
+        };
     }
     if is_due(cert.validity, now) {
         return Step::MakeCert;
@@ -107,7 +111,11 @@ mod tests {
         held.cert.as_mut().unwrap().by_signing_ca = false;
         assert_eq!(at(&held, false, 2435), Step::Keep);
         assert_eq!(at(&held, true, 2435), Step::MakeCert);
-        assert_eq!(at(&held, false, 2491), Step::MakeCert, "the old one is of no use any more");
+        assert_eq!(
+            at(&held, false, 2491),
+            Step::MakeCert,
+            "the old one is of no use any more"
+        );
     }
 
     #[test]

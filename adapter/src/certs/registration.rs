@@ -37,8 +37,12 @@ pub(super) fn names() -> impl Iterator<Item = String> {
 
 /// Judges one APIService.
 pub(super) fn standing(found: Option<&APIService>, namespace: &str, service: &str, ca: &str) -> Standing {
-    let Some(found) = found else { return Standing::Absent };
-    let Some(spec) = &found.spec else { return Standing::Absent };
+    let Some(found) = found else {
+        return Standing::Absent;
+    };
+    let Some(spec) = &found.spec else {
+        return Standing::Absent;
+    };
     let reference = spec.service.clone().unwrap_or_default();
     let (at, name) = (
         reference.namespace.unwrap_or_default(),
@@ -47,7 +51,10 @@ pub(super) fn standing(found: Option<&APIService>, namespace: &str, service: &st
     if at != namespace || name != service {
         return Standing::Foreign(format!("{at}/{name}"));
     }
-    let trusting = spec.ca_bundle.as_ref().is_some_and(|bundle| bundle.0 == ca.as_bytes())
+    let trusting = spec
+        .ca_bundle
+        .as_ref()
+        .is_some_and(|bundle| bundle.0 == ca.as_bytes())
         && spec.insecure_skip_tls_verify != Some(true);
     if trusting {
         Standing::Trusting
@@ -74,7 +81,12 @@ pub(super) async fn read(
 }
 
 /// Gives an outdated APIService our CAs. Returns whether it took them; a conflict means that it changed.
-pub(super) async fn trust(api: &Api<APIService>, name: &str, version: Option<&str>, ca: &str) -> Result<bool, Error> {
+pub(super) async fn trust(
+    api: &Api<APIService>,
+    name: &str,
+    version: Option<&str>,
+    ca: &str,
+) -> Result<bool, Error> {
     let patch = json!({
         "metadata": {"resourceVersion": version},
         "spec": {
@@ -120,10 +132,14 @@ mod tests {
                 "groupPriorityMinimum": 100, "versionPriority": 100,
                 "service": {"namespace": "forewarm", "name": "forewarm-adapter", "port": 443},
             });
-            spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            spec.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
             spec
         };
-        let outdated = Standing::Outdated { version: Some("7".into()) };
+        let outdated = Standing::Outdated {
+            version: Some("7".into()),
+        };
         assert_eq!(judge(base(json!({}))), outdated);
         assert_eq!(judge(base(json!({"caBundle": "Q0E="}))), Standing::Trusting);
         assert_eq!(judge(base(json!({"caBundle": "T0xE"}))), outdated);

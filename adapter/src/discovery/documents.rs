@@ -119,9 +119,8 @@ pub(super) fn aggregated(catalog: &Catalog, version: &str) -> Value {
 }
 
 fn aggregated_resources(catalog: &Catalog, served: GroupVersion) -> Vec<Value> {
-    let response_kind = |kind: &str| {
-        json!({"group": served.group(), "version": served.version(), "kind": kind})
-    };
+    let response_kind =
+        |kind: &str| json!({"group": served.group(), "version": served.version(), "kind": kind});
     let leaf = |name: &str, kind: &str| {
         json!({
             "resource": name,

@@ -113,9 +113,7 @@ fn schema_name(served: GroupVersion, kind: &str) -> String {
 }
 
 fn operation(served: GroupVersion, path: &str, kind: &str, schema: &str) -> Value {
-    let parameter = |name: &str, place: &str, required: bool| {
-        json!({"name": name, "in": place, "required": required, "schema": {"type": "string"}})
-    };
+    let parameter = |name: &str, place: &str, required: bool| json!({"name": name, "in": place, "required": required, "schema": {"type": "string"}});
     let mut parameters: Vec<Value> = path
         .split(['{', '}'])
         .skip(1)

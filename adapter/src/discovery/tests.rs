@@ -73,7 +73,11 @@ fn without_a_single_metric_every_group_version_is_served_and_not_empty() {
         .flat_map(|group| group["versions"].as_array().unwrap())
         .collect();
     assert_eq!(versions.len(), 3);
-    assert!(versions.iter().all(|version| version["resources"].as_array().unwrap().len() == 1));
+    assert!(
+        versions
+            .iter()
+            .all(|version| version["resources"].as_array().unwrap().len() == 1)
+    );
 }
 
 #[tokio::test]
@@ -131,7 +135,10 @@ async fn openapi_lists_only_its_own_documents() {
     for served in GroupVersion::ALL {
         assert_eq!(openapi::v3(served, &HeaderMap::new()).unwrap().status(), 200);
     }
-    assert_eq!(openapi::v2(&HeaderMap::new()).headers()[header::CONTENT_TYPE], "application/json");
+    assert_eq!(
+        openapi::v2(&HeaderMap::new()).headers()[header::CONTENT_TYPE],
+        "application/json"
+    );
 }
 
 fn catalogs() -> impl Strategy<Value = Catalog> {
@@ -146,7 +153,10 @@ fn catalogs() -> impl Strategy<Value = Catalog> {
                 .into_iter()
                 .map(|((resource, group), (namespaced, metrics))| {
                     let group = group.unwrap_or_default();
-                    (GroupResource { group, resource }, ResourceMetrics { namespaced, metrics })
+                    (
+                        GroupResource { group, resource },
+                        ResourceMetrics { namespaced, metrics },
+                    )
                 })
                 .collect(),
             external,

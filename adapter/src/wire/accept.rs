@@ -32,7 +32,9 @@ impl<'a> Clause<'a> {
         let mut quality = 1.0;
         let mut parameters = Vec::new();
         for part in parts {
-            let Some((key, value)) = part.split_once('=') else { continue };
+            let Some((key, value)) = part.split_once('=') else {
+                continue;
+            };
             let (key, value) = (key.trim(), value.trim().trim_matches('"'));
             if key.eq_ignore_ascii_case("q") {
                 quality = value.parse().unwrap_or(1.0);
@@ -176,10 +178,14 @@ mod tests {
              application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
         const FUTURE: &str =
             "application/json;g=apidiscovery.k8s.io;v=v3;as=APIGroupDiscoveryList,application/json";
-        const PROTOBUF: &str = "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,*/*";
+        const PROTOBUF: &str =
+            "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,*/*";
         assert_eq!(discovery(&headers(&[])), Ok(DiscoveryForm::Plain));
         assert_eq!(discovery(&headers(&["*/*"])), Ok(DiscoveryForm::Plain));
-        assert_eq!(discovery(&headers(&["application/json"])), Ok(DiscoveryForm::Plain));
+        assert_eq!(
+            discovery(&headers(&["application/json"])),
+            Ok(DiscoveryForm::Plain)
+        );
         assert_eq!(discovery(&headers(&[V2])), Ok(DiscoveryForm::V2));
         assert_eq!(discovery(&headers(&[BETA])), Ok(DiscoveryForm::V2Beta1));
         assert_eq!(discovery(&headers(&[CLIENT_GO])), Ok(DiscoveryForm::V2));

@@ -172,15 +172,23 @@ mod tests {
 
     #[test]
     fn v1beta1_has_a_flat_name_and_a_window() {
-        let body: serde_json::Value =
-            serde_json::from_slice(&custom_list(CustomVersion::V1Beta1, "gpu_busy_percent", &sample())).unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&custom_list(
+            CustomVersion::V1Beta1,
+            "gpu_busy_percent",
+            &sample(),
+        ))
+        .unwrap();
         insta::assert_snapshot!(serde_json::to_string_pretty(&body).unwrap());
     }
 
     #[test]
     fn v1beta2_has_a_metric_object_and_window_seconds() {
-        let body: serde_json::Value =
-            serde_json::from_slice(&custom_list(CustomVersion::V1Beta2, "gpu_busy_percent", &sample())).unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&custom_list(
+            CustomVersion::V1Beta2,
+            "gpu_busy_percent",
+            &sample(),
+        ))
+        .unwrap();
         insta::assert_snapshot!(serde_json::to_string_pretty(&body).unwrap());
     }
 

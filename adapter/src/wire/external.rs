@@ -64,7 +64,10 @@ mod tests {
     #[test]
     fn labels_survive_and_a_gauge_has_no_window() {
         let value = ExternalValue {
-            labels: BTreeMap::from([("pool".to_owned(), "h100".to_owned()), ("q".to_owned(), "a\"b".to_owned())]),
+            labels: BTreeMap::from([
+                ("pool".to_owned(), "h100".to_owned()),
+                ("q".to_owned(), "a\"b".to_owned()),
+            ]),
             value: Quantity::from_millis(7_500),
             measured_at: UNIX_EPOCH + Duration::from_secs(1_790_000_000),
             window: None,

@@ -23,7 +23,12 @@ impl Ca {
         }
     }
 
-    fn issue(&self, common_name: &str, organizations: &[&str], usage: &[ExtendedKeyUsagePurpose]) -> PeerCertificate {
+    fn issue(
+        &self,
+        common_name: &str,
+        organizations: &[&str],
+        usage: &[ExtendedKeyUsagePurpose],
+    ) -> PeerCertificate {
         self.issue_with(common_name, organizations, usage, |_| {})
     }
 
@@ -37,7 +42,9 @@ impl Ca {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
         for organization in organizations {
-            params.distinguished_name.push(DnType::OrganizationName, *organization);
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, *organization);
         }
         if !common_name.is_empty() {
             params.distinguished_name.push(DnType::CommonName, common_name);
@@ -73,7 +80,11 @@ fn world_with(uid_headers: &str) -> World {
     .map(|(key, value)| (key.to_owned(), value.to_owned()))
     .collect();
     let trust = Arc::new(Trust::read(&data).unwrap());
-    World { clients, proxies, trust }
+    World {
+        clients,
+        proxies,
+        trust,
+    }
 }
 
 fn world() -> World {
@@ -135,7 +146,10 @@ fn forged_headers_mean_nothing_without_a_front_proxy_certificate() {
     let Shown::User(user) = shown(&world.trust, Some(&alice), &remote(), now()) else {
         panic!("not accepted")
     };
-    assert_eq!((user.name.as_str(), user.groups.as_slice()), ("alice", ["team".to_owned()].as_slice()));
+    assert_eq!(
+        (user.name.as_str(), user.groups.as_slice()),
+        ("alice", ["team".to_owned()].as_slice())
+    );
     assert!(user.extra.is_empty());
 }
 
@@ -144,7 +158,10 @@ fn each_defect_of_a_proxy_certificate_is_rejected_by_its_own_reason() {
     let world = world();
     let stranger = Ca::new("proxies");
     for (certificate, reason) in [
-        (world.proxies.issue("somebody-else", &[], &CLIENT), Reason::NameNotAllowed),
+        (
+            world.proxies.issue("somebody-else", &[], &CLIENT),
+            Reason::NameNotAllowed,
+        ),
         (
             world
                 .proxies
@@ -152,17 +169,28 @@ fn each_defect_of_a_proxy_certificate_is_rejected_by_its_own_reason() {
             Reason::WrongUsage,
         ),
         (
-            world.proxies.issue_with("front-proxy-client", &[], &CLIENT, |params| {
-                params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-                params.not_after = rcgen::date_time_ymd(2020, 2, 1);
-            }),
+            world
+                .proxies
+                .issue_with("front-proxy-client", &[], &CLIENT, |params| {
+                    params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+                    params.not_after = rcgen::date_time_ymd(2020, 2, 1);
+                }),
             Reason::Expired,
         ),
         // Same names, another key: what counts is the signature.
-        (stranger.issue("front-proxy-client", &[], &CLIENT), Reason::BadCertificate),
-        (Ca::new("other").issue("front-proxy-client", &[], &CLIENT), Reason::UnknownCa),
+        (
+            stranger.issue("front-proxy-client", &[], &CLIENT),
+            Reason::BadCertificate,
+        ),
+        (
+            Ca::new("other").issue("front-proxy-client", &[], &CLIENT),
+            Reason::UnknownCa,
+        ),
         (world.clients.issue("", &["team"], &CLIENT), Reason::NoCommonName),
-        (PeerCertificate::new(vec![CertificateDer::from(vec![1, 2, 3])]), Reason::BadCertificate),
+        (
+            PeerCertificate::new(vec![CertificateDer::from(vec![1, 2, 3])]),
+            Reason::BadCertificate,
+        ),
     ] {
         let result = shown(&world.trust, Some(&certificate), &remote(), now());
         match (&result, reason) {
@@ -188,9 +216,18 @@ fn a_proxy_that_names_no_user_is_rejected() {
 fn new_trust_ends_an_old_verdict_on_the_same_connection() {
     let (old, new) = (world(), world());
     let proxy = old.proxies.issue("front-proxy-client", &[], &CLIENT);
-    assert!(matches!(shown(&old.trust, Some(&proxy), &remote(), now()), Shown::User(_)));
-    assert!(matches!(shown(&new.trust, Some(&proxy), &remote(), now()), Shown::Rejected(_)));
-    assert!(matches!(shown(&old.trust, Some(&proxy), &remote(), now()), Shown::User(_)));
+    assert!(matches!(
+        shown(&old.trust, Some(&proxy), &remote(), now()),
+        Shown::User(_)
+    ));
+    assert!(matches!(
+        shown(&new.trust, Some(&proxy), &remote(), now()),
+        Shown::Rejected(_)
+    ));
+    assert!(matches!(
+        shown(&old.trust, Some(&proxy), &remote(), now()),
+        Shown::User(_)
+    ));
 }
 
 proptest! {

@@ -23,7 +23,11 @@ impl Reviewer for Scripted {
         })
     }
 
-    fn access<'a>(&'a self, user: &'a User, _: &'a Attributes) -> BoxFuture<'a, Result<Decision, ReviewError>> {
+    fn access<'a>(
+        &'a self,
+        user: &'a User,
+        _: &'a Attributes,
+    ) -> BoxFuture<'a, Result<Decision, ReviewError>> {
         Box::pin(async move {
             self.accesses.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(self.delay).await;
@@ -71,7 +75,9 @@ async fn a_hundred_equal_questions_are_asked_once() {
     assert_eq!(denied, Ok(Decision::Denied("no rule".into())));
     let _again = reviews.access(&user("bob"), &pods).await;
     assert_eq!(scripted.accesses.load(Ordering::SeqCst), 2);
-    let _other_metric = reviews.access(&alice, &attributes("/apis/g/v/namespaces/ns/pods/*/n")).await;
+    let _other_metric = reviews
+        .access(&alice, &attributes("/apis/g/v/namespaces/ns/pods/*/n"))
+        .await;
     assert_eq!(scripted.accesses.load(Ordering::SeqCst), 3);
 }
 
@@ -118,7 +124,10 @@ async fn an_api_server_out_of_reach_is_503() {
         fail: true,
         ..Scripted::default()
     });
-    let error = reviews.access(&user("alice"), &attributes("/apis")).await.unwrap_err();
+    let error = reviews
+        .access(&user("alice"), &attributes("/apis"))
+        .await
+        .unwrap_err();
     let status = error.status("SubjectAccessReview");
     assert_eq!(status.code(), 503);
     assert!(status.message().contains("SubjectAccessReview") && status.message().contains("away"));
@@ -146,11 +155,16 @@ fn the_question_carries_the_attributes_of_a_generic_api_server() {
             },
         })
     );
-    let external = spec(&alice, &attributes("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/m"));
+    let external = spec(
+        &alice,
+        &attributes("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/m"),
+    );
     let external = external.resource_attributes.unwrap();
     assert_eq!(external.verb.as_deref(), Some("list"));
     assert_eq!(external.resource.as_deref(), Some("m"));
     assert_eq!((external.name, external.subresource), (None, None));
-    let document = spec(&alice, &attributes("/apis")).non_resource_attributes.unwrap();
+    let document = spec(&alice, &attributes("/apis"))
+        .non_resource_attributes
+        .unwrap();
     assert_eq!(document.path.as_deref(), Some("/apis"));
 }
