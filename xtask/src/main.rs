@@ -16,6 +16,8 @@ mod libtest;
 mod lint;
 #[cfg(feature = "programs")]
 mod manifests;
+#[cfg(feature = "programs")]
+mod programs;
 mod promql;
 mod report;
 mod repository;

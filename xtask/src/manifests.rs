@@ -1,7 +1,7 @@
 //! Manifests render, and say nothing that the programs do not know.
 //!
 //! Inputs: `manifests/` through kustomize (its path in `FOREWARM_KUSTOMIZE`), the programs' flags. Invariants:
-//! an APIService never skips TLS verification; images are bare names, so that users choose registry and tag;
+//! an adapter configuration passes `check-config`; an APIService never skips TLS verification; images name no registry, so that users choose theirs;
 //! a container of ours gets only flags that its program has.
 
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::gobuild;
+use crate::programs;
 use crate::tidy::files;
 
 /// Every problem of every manifest, one line each.
@@ -18,8 +19,8 @@ pub(crate) fn problems(root: &Path) -> Result<Vec<String>> {
     let kustomize = gobuild::kustomize(root)?;
     let manifests = root.join("manifests");
     let programs = [
-        ("forewarm/exporter", forewarm_exporter::args::command()),
-        ("forewarm/adapter", forewarm_adapter::args::command()),
+        ("forewarm/exporter", programs::exporter()),
+        ("forewarm/adapter", programs::adapter()),
     ];
     let mut problems = Vec::new();
     for path in files(&manifests)? {
@@ -29,10 +30,11 @@ pub(crate) fn problems(root: &Path) -> Result<Vec<String>> {
             let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
             match objects(&text) {
                 Ok(objects) => {
-                    problems.extend(objects.iter().flat_map(|object| check(&name, object, &programs)))
+                    problems.extend(objects.iter().flat_map(|object| check(&name, object, &programs)));
                 }
                 Err(error) => problems.push(format!("{name}: {error:#}")),
             }
+            problems.extend(check_adapter_config(&name, &text));
         }
     }
     for folder in kustomizations(&manifests)? {
@@ -127,6 +129,21 @@ fn check(file: &str, object: &Value, programs: &[(&str, clap::Command)]) -> Vec<
     problems
 }
 
+/// A file of kind AdapterConfig must be one that the adapter takes, without a warning.
+fn check_adapter_config(file: &str, text: &str) -> Vec<String> {
+    if !text.lines().any(|line| line.trim() == "kind: AdapterConfig") {
+        return Vec::new();
+    }
+    match forewarm_adapter::config::parse(file, text, forewarm_adapter::config::Options::default()) {
+        Ok(config) => config
+            .warnings
+            .iter()
+            .map(|warning| format!("{file}: {}: {}", warning.path, warning.cause))
+            .collect(),
+        Err(rejected) => vec![rejected.to_string()],
+    }
+}
+
 fn walk<'a>(value: &'a Value, visit: &mut impl FnMut(&'a str, &'a Value)) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(key, field)| {
@@ -141,16 +158,17 @@ fn walk<'a>(value: &'a Value, visit: &mut impl FnMut(&'a str, &'a Value)) {
 fn check_container(container: &Value, programs: &[(&str, clap::Command)]) -> Vec<String> {
     let mut problems = Vec::new();
     let image = container["image"].as_str().unwrap_or_default();
-    let ours = image.starts_with("forewarm/");
-    if ours && image.contains([':', '@']) {
+    let ours = image.contains("forewarm/");
+    if ours && !image.starts_with("forewarm/") {
+        problems.push(format!("image {image} names a registry; leave it to an overlay"));
+    }
+    if image.ends_with(":latest") {
         problems.push(format!(
-            "image {image} has a tag; images are bare names, an overlay adds registry and tag"
+            "image {image}: what `latest` is changes under a running fleet"
         ));
     }
-    let Some((_, command)) = programs
-        .iter()
-        .find(|(name, _)| image.split([':', '@']).next() == Some(name))
-    else {
+    let name = image.split(['@', ':']).next().unwrap_or(image);
+    let Some((_, command)) = programs.iter().find(|(program, _)| *program == name) else {
         if ours {
             problems.push(format!("image {image} is no program of ours"));
         }
@@ -256,8 +274,21 @@ mod tests {
     }
 
     #[test]
-    fn images_are_bare_and_known() {
-        assert!(found(&pod("forewarm/exporter:latest", &[]))[0].contains("bare"));
+    fn adapter_configurations_are_checked() {
+        let text = |field: &str| format!("apiVersion: forewarm.dev/v1alpha1\nkind: AdapterConfig\n{field}\n");
+        assert_eq!(check_adapter_config("file", &text("")), Vec::<String>::new());
+        assert!(check_adapter_config("file", &text("metricks: []"))[0].contains("metricks"));
+        assert_eq!(
+            check_adapter_config("file", "kind: Deployment\n"),
+            Vec::<String>::new()
+        );
+    }
+
+    #[test]
+    fn images_are_ours_without_a_registry_and_known() {
+        assert_eq!(found(&pod("forewarm/exporter:0.1.0", &[])), Vec::<String>::new());
+        assert!(found(&pod("forewarm/exporter:latest", &[]))[0].contains("latest"));
+        assert!(found(&pod("registry.example.com/forewarm/exporter", &[]))[0].contains("registry"));
         assert!(found(&pod("forewarm/sidecar", &[]))[0].contains("no program of ours"));
     }
 

@@ -36,7 +36,7 @@ fn describe(text: &mut String, command: &Command, path: &str, level: usize) {
     let flags: Vec<&Arg> = command
         .get_opts()
         .chain(command.get_arguments().filter(|arg| is_switch(arg)))
-        .filter(|arg| !arg.is_hide_set() && !(level > 2 && arg.is_global_set()))
+        .filter(|arg| !arg.is_hide_set() && (level == 2 || !arg.is_global_set()))
         .collect();
     if !positionals.is_empty() {
         text.push_str("\n| argument | meaning |\n|---|---|\n");
