@@ -111,8 +111,12 @@ impl Celsius {
     /// Silicon outside this range is not running; DCGM and drivers use large numbers as blanks.
     const PLAUSIBLE: std::ops::RangeInclusive<i64> = -60..=200;
 
-    /// From whole degrees.
+    /// From whole degrees. All ones in a signed word is a blank, though a cold room could be at minus one degree:
+    /// no running GPU is.
     pub fn from_degrees(degrees: i64) -> Reading<Self> {
+        if degrees == -1 {
+            return Err(Gap::Rejected(Rejection::Sentinel));
+        }
         if !Self::PLAUSIBLE.contains(&degrees) {
             return Err(Gap::Rejected(Rejection::Implausible));
         }

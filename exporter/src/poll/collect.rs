@@ -169,11 +169,12 @@ impl Collector {
     }
 
     fn judge(&mut self, tally: &Tally<'_>, now: Instant) -> Verdict {
-        self.unknown_ticks = if tally.is_all_unknown() {
-            self.unknown_ticks + 1
-        } else {
-            0
-        };
+        // A tick in which every reading pauses after a failure says nothing.
+        if tally.is_all_unknown() {
+            self.unknown_ticks += 1;
+        } else if !tally.is_idle() {
+            self.unknown_ticks = 0;
+        }
         if tally.is_lost() {
             self.snapshot.presence = Presence::Lost;
             return Verdict::Lost;
@@ -474,3 +475,7 @@ fn gated<T>(
     *capability = capability.after(&answer, now);
     answer.ok()
 }
+
+#[cfg(test)]
+#[path = "collect_tests.rs"]
+mod tests;

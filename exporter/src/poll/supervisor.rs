@@ -26,6 +26,8 @@ const SUPERVISOR_STACK: usize = 2 * 1024 * 1024;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The longest: a driver that comes up late is seen within this time.
 const LONGEST_RETRY: Duration = Duration::from_secs(15);
+/// A library that lived this long was sound when it was opened.
+const SOUND_AFTER: Duration = Duration::from_secs(30);
 /// How often the number of GPUs is asked for while there are none.
 const RECOUNT: Duration = Duration::from_secs(15);
 /// How long threads may take to end before a reopening goes on without them.
@@ -55,9 +57,20 @@ pub fn start(opener: Opener, supervision: Supervision) -> std::io::Result<()> {
         .stack_size(SUPERVISOR_STACK)
         .spawn(move || {
             let in_flight = InFlight::default();
+            let pacing = Stop::default();
+            let mut pause = FIRST_RETRY;
             loop {
+                let opened = Instant::now();
                 let generation = open(&opener, &in_flight, &supervision);
                 serve(&generation, &supervision);
+                drop(generation);
+                // A library that a stuck thread keeps mapped may open and fail at once, again and again.
+                pause = if opened.elapsed() > SOUND_AFTER {
+                    FIRST_RETRY
+                } else {
+                    (2 * pause).min(LONGEST_RETRY)
+                };
+                let _ = pacing.wait_until(Instant::now() + pause);
             }
         })?;
     Ok(())
@@ -133,6 +146,16 @@ fn serve(generation: &Arc<Generation>, supervision: &Supervision) {
     }
     watch(generation, &slots, supervision);
     generation.stop.ask();
+    let reason = if slots.is_empty() {
+        "no gpus, counting anew"
+    } else {
+        "the driver went away, opening anew"
+    };
+    let library = LibraryState::Waiting(reason.to_owned());
+    supervision.fleet.store(FleetState {
+        library,
+        devices: slots,
+    });
     let deadline = Instant::now() + PATIENCE;
     let pacing = Stop::default();
     while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {

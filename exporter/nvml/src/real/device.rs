@@ -467,8 +467,11 @@ fn percent(value: u32) -> Reading<Ratio> {
 }
 
 fn decode(value: &nvmlFieldValue_t) -> Reading<Number> {
-    if value.nvmlReturn != 0 {
-        return Err(Code(value.nvmlReturn).gap(Call::FieldValues));
+    match Code(value.nvmlReturn) {
+        Code(0) => {}
+        // A field id or link that this driver does not know.
+        Code::INVALID_ARGUMENT => return Err(Gap::Unsupported),
+        code => return Err(code.gap(Call::FieldValues)),
     }
     let union = value.value;
     // SAFETY: every bit pattern is valid for every member, and the whole union was initialised before the call.
