@@ -13,7 +13,10 @@ use forewarm_adapter::exposition::{Exposition as _, PrometheusText};
 fn body() -> String {
     let mut body = String::new();
     for family in 0..40 {
-        let _ = writeln!(body, "# HELP gpu_family_{family} Some help text of the usual length");
+        let _ = writeln!(
+            body,
+            "# HELP gpu_family_{family} Some help text of the usual length"
+        );
         let _ = writeln!(body, "# TYPE gpu_family_{family} gauge");
         for gpu in 0..8 {
             for direction in ["rx", "tx"] {

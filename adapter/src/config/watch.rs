@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use forewarm_runtime::status::Condition;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -69,6 +70,7 @@ pub struct Watcher {
     out: watch::Sender<Arc<Config>>,
     complaint: Arc<Mutex<Option<String>>>,
     metrics: Arc<Metrics>,
+    condition: Option<Condition>,
 }
 
 impl Watcher {
@@ -93,8 +95,17 @@ impl Watcher {
             out,
             complaint,
             metrics,
+            condition: None,
         };
         Ok((watcher, handle))
+    }
+
+    /// Tells `/readyz?verbose` too while the newest content is not in force; readiness never falls for it.
+    #[must_use]
+    pub fn reporting(mut self, condition: Condition) -> Self {
+        condition.ready();
+        self.condition = Some(condition);
+        self
     }
 
     /// Looks at the file once. Returns whether its content had changed.
@@ -128,6 +139,12 @@ impl Watcher {
                 Some(error)
             }
         };
+        if let Some(condition) = &self.condition {
+            match &complaint {
+                None => condition.ready(),
+                Some(error) => condition.degraded(error.replace('\n', "; ")),
+            }
+        }
         *self.complaint.lock().unwrap_or_else(PoisonError::into_inner) = complaint;
         true
     }
