@@ -7,12 +7,24 @@
 //!
 //! To add trials: a module under `apiserver/` with `pub(crate) fn cases() -> Vec<Case>`, listed in [`cases`].
 
+#[path = "apiserver/api_discovery.rs"]
+mod api_discovery;
+#[path = "apiserver/api_identity.rs"]
+mod api_identity;
 #[path = "apiserver/control_plane.rs"]
 mod control_plane;
 #[path = "apiserver/fixture.rs"]
 mod fixture;
+#[path = "apiserver/hpa.rs"]
+mod hpa;
+#[path = "apiserver/manifests.rs"]
+mod manifests;
 #[path = "apiserver/nodes.rs"]
 mod nodes;
+#[path = "apiserver/serving.rs"]
+mod serving;
+#[path = "apiserver/stack.rs"]
+mod stack;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,13 +37,23 @@ use libtest_mimic::{Arguments, Trial};
 use fixture::{Case, Fixture};
 
 /// Trials at a time: most of them wait most of the time.
-const THREADS: usize = 6;
+const THREADS: usize = 8;
 
 fn cases() -> Vec<Case> {
-    [control_plane::cases(), nodes::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let mut cases: Vec<Case> = [
+        control_plane::cases(),
+        nodes::cases(),
+        manifests::cases(),
+        hpa::cases(),
+        api_discovery::cases(),
+        api_identity::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    // Those that run alone come last: each waits for all that run beside each other.
+    cases.sort_by_key(|case| case.disturbs);
+    cases
 }
 
 fn main() -> ExitCode {

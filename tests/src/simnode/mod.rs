@@ -235,6 +235,14 @@ impl SimNode {
         })
     }
 
+    /// Ends the node and deletes its object, so that the scheduler and DaemonSets forget it.
+    pub async fn remove(self) {
+        let client = self.node.client.clone();
+        let name = self.name().to_owned();
+        drop(self);
+        object::delete(&client, &name).await;
+    }
+
     /// Name of the node.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::container::seconds;
@@ -57,6 +57,14 @@ pub(super) async fn heartbeat(node: Arc<Node>) {
         if let Err(error) = renewed.await {
             tracing::debug!(%error, node = node.spec.name, "heartbeat failed");
         }
+    }
+}
+
+/// Deletes the Node object; one that stays becomes unreachable, as a machine that was switched off.
+pub(super) async fn delete(client: &Client, name: &str) {
+    let nodes: Api<NodeObject> = Api::all(client.clone());
+    if let Err(error) = nodes.delete(name, &DeleteParams::default()).await {
+        tracing::debug!(%error, name, "node object not deleted");
     }
 }
 

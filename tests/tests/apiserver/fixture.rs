@@ -1,6 +1,7 @@
 //! What the trials share: control plane, nodes and the installed stack, each started once, on demand.
 
 use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,17 +14,21 @@ use forewarm_tests::process::artefacts;
 use forewarm_tests::simnode::gpus::Driver;
 use forewarm_tests::simnode::workload::Idle;
 use forewarm_tests::simnode::{Images, NvidiaRuntime, Run, SimNode, SimNodeSpec};
-use kube::Client;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::{Mutex, OnceCell, RwLock};
+
+use crate::serving::{IMAGE, Router};
+use crate::stack;
 
 /// Longest time for one trial: far above any sum of its own deadlines.
 const LIMIT: Duration = Duration::from_secs(300);
 /// How much of each log a failure shows.
 const LOG_TAIL: u64 = 4_000;
 /// GPUs per shared node.
-pub(crate) const GPUS: u32 = 8;
+pub(crate) const GPUS: u32 = 16;
 /// Shared nodes.
 pub(crate) const NODES: u8 = 2;
 
@@ -69,6 +74,8 @@ pub(crate) struct Fixture {
     runtime: Runtime,
     plane: OnceCell<Result<Arc<ControlPlane>, String>>,
     nodes: OnceCell<Result<Vec<Arc<SimNode>>, String>>,
+    stack: OnceCell<Result<(), String>>,
+    router: Router,
     alone: RwLock<()>,
     namespaces: AtomicU32,
     extra_nodes: AtomicU32,
@@ -93,6 +100,8 @@ impl Fixture {
             runtime,
             plane: OnceCell::new(),
             nodes: OnceCell::new(),
+            stack: OnceCell::new(),
+            router: Router::default(),
             alone: RwLock::new(()),
             namespaces: AtomicU32::new(0),
             extra_nodes: AtomicU32::new(0),
@@ -164,7 +173,7 @@ impl Fixture {
             .get_or_init(|| async {
                 let mut nodes = Vec::new();
                 for index in 1..=NODES {
-                    let node = self.start_node(&format!("gpu-{index}"), index).await;
+                    let node = self.start_node(&format!("gpu-{index}"), index, true).await;
                     nodes.push(Arc::new(node.map_err(|error| format!("{error:#}"))?));
                 }
                 Ok(nodes)
@@ -173,20 +182,61 @@ impl Fixture {
         started.clone().map_err(anyhow::Error::msg)
     }
 
-    /// A node of one trial's own; its failures are that trial's business.
-    pub(crate) async fn own_node(&self, name: &str) -> anyhow::Result<SimNode> {
-        let index = u8::try_from(200 + self.extra_nodes.fetch_add(1, Ordering::Relaxed))?;
-        self.start_node(name, index).await
+    /// Exporter and adapter, installed from the manifests and serving.
+    pub(crate) async fn stack(&self) -> anyhow::Result<()> {
+        let installed = self
+            .stack
+            .get_or_init(|| async {
+                self.nodes().await.map_err(|error| format!("{error:#}"))?;
+                let client = self.client().await.map_err(|error| format!("{error:#}"))?;
+                stack::install(client)
+                    .await
+                    .map_err(|error| format!("installing the stack: {error:#}"))
+            })
+            .await;
+        installed.clone().map_err(anyhow::Error::msg)
     }
 
-    async fn start_node(&self, name: &str, index: u8) -> anyhow::Result<SimNode> {
+    /// Which workload the image `forewarm/simulated-inference` runs in which namespace.
+    pub(crate) fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// A recording under `FOREWARM_DATA` or beside the repository; `None`, said loudly and counted, where absent.
+    pub(crate) fn recording(&self, name: &str) -> Option<PathBuf> {
+        let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
+        let folder = std::env::var_os("FOREWARM_DATA").map_or(beside, PathBuf::from);
+        let path = folder.join(name);
+        if path.is_file() {
+            return Some(path);
+        }
+        // The form that `cargo xtask test` counts; a recording is not a skipped level.
+        eprintln!("recordings_skipped: {name} (not in {})", folder.display());
+        None
+    }
+
+    /// A node of one trial's own; its failures are that trial's business. Others' pods stay off it: the scheduler may
+    /// not use it (bind pods by `nodeName`), and the exporter's DaemonSet does not see GPUs on it.
+    pub(crate) async fn own_node(&self, name: &str) -> anyhow::Result<SimNode> {
+        let index = u8::try_from(200 + self.extra_nodes.fetch_add(1, Ordering::Relaxed))?;
+        let node = self.start_node(name, index, false).await?;
+        let nodes: Api<Node> = Api::all(self.client().await?);
+        nodes.cordon(name).await?;
+        Ok(node)
+    }
+
+    async fn start_node(&self, name: &str, index: u8, shared: bool) -> anyhow::Result<SimNode> {
         let plane = self.plane().await?;
         let access = plane.access();
         let spec = SimNodeSpec {
             name: name.to_owned(),
             index,
-            labels: [("topology.kubernetes.io/zone".to_owned(), format!("zone-{index}"))].into(),
-            images: images()?,
+            labels: [
+                ("topology.kubernetes.io/zone".to_owned(), format!("zone-{index}")),
+                ("nvidia.com/gpu.present".to_owned(), shared.to_string()),
+            ]
+            .into(),
+            images: images(&self.router)?,
             driver: Driver::Fake {
                 library: artefacts()?.fake_nvml.clone(),
                 settings: Settings {
@@ -235,7 +285,7 @@ impl Fixture {
     }
 }
 
-fn images() -> anyhow::Result<Images> {
+fn images(router: &Router) -> anyhow::Result<Images> {
     let built = artefacts()?;
     let images = [
         (
@@ -250,6 +300,7 @@ fn images() -> anyhow::Result<Images> {
                 binary: built.adapter.clone(),
             },
         ),
+        (IMAGE, Run::Workload(Arc::new(router.clone()))),
         ("test/idle", Run::Workload(Arc::new(Idle::default()))),
         (
             "test/loading",

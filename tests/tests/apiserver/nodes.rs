@@ -63,7 +63,7 @@ async fn gpu_pod(fixture: Arc<Fixture>) -> anyhow::Result<()> {
         json!({
             "metadata": {"name": "p"},
             "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": node.name()},
+                "nodeName": node.name(),
                 "containers": [{"name": "main", "image": "test/loading:1", "resources": {"limits": {"nvidia.com/gpu": 2}}}],
             },
         }),
@@ -128,6 +128,7 @@ async fn gpu_pod(fixture: Arc<Fixture>) -> anyhow::Result<()> {
         "the kubelet still tells the pod"
     );
     ensure!(node.failures().is_empty(), "{:?}", node.failures());
+    node.remove().await;
     Ok(())
 }
 
@@ -165,7 +166,7 @@ async fn program_sees_its_spec(fixture: Arc<Fixture>) -> anyhow::Result<()> {
         json!({
             "metadata": {"name": "p"},
             "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": node.name()},
+                "nodeName": node.name(),
                 "restartPolicy": "Never",
                 "initContainers": [{"name": "first", "image": "test/shell", "args": ["-c", "echo done > /scratch/init"],
                     "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}],
@@ -247,6 +248,7 @@ async fn program_sees_its_spec(fixture: Arc<Fixture>) -> anyhow::Result<()> {
     ];
     ensure!(told == expected, "the program saw {told:#?}");
     ensure!(node.failures().is_empty(), "{:?}", node.failures());
+    node.remove().await;
     Ok(())
 }
 
@@ -299,6 +301,7 @@ async fn restarts(fixture: Arc<Fixture>) -> anyhow::Result<()> {
         asked.elapsed() < Duration::from_secs(20),
         "a pod without a running container needs no grace period"
     );
+    node.remove().await;
     Ok(())
 }
 
@@ -334,5 +337,6 @@ async fn refuses(fixture: Arc<Fixture>) -> anyhow::Result<()> {
     if node.failures().is_empty() {
         bail!("the refusal is no failure of the test");
     }
+    node.remove().await;
     Ok(())
 }
