@@ -31,18 +31,39 @@ where
     let mut last = "never looked".to_owned();
     loop {
         let left = within.saturating_sub(start.elapsed());
+        // A look that takes too long keeps the last finished one, which says more than "timed out".
         match tokio::time::timeout(left, look()).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(seen)) => last = seen,
-            // Keeps the last finished look, which says more than "timed out".
-            Err(_) => {
-                return Err(Late {
-                    what: what.to_owned(),
-                    within,
-                    last,
-                });
-            }
+            Err(_) => {}
+        }
+        // Asked here and not by the time-out alone: a look that never waits is never timed out.
+        if start.elapsed() >= within {
+            return Err(Late {
+                what: what.to_owned(),
+                within,
+                last,
+            });
         }
         tokio::time::sleep(PAUSE.min(within.saturating_sub(start.elapsed()))).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_condition_that_never_holds_ends_at_the_deadline() {
+        let late = until("never", Duration::from_millis(50), || async {
+            Err::<(), _>("no".to_owned())
+        })
+        .await;
+        assert_eq!(late.unwrap_err().last, "no");
+        let late = until("hangs", Duration::from_millis(50), || {
+            std::future::pending::<Result<(), String>>()
+        })
+        .await;
+        assert_eq!(late.unwrap_err().last, "never looked");
     }
 }

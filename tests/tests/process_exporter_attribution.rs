@@ -198,6 +198,30 @@ async fn a_pod_recreated_under_its_name_has_its_own_uid_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_devices_of_a_replaced_pod_are_nobodys_until_the_kubelet_lists_them_again() {
+    let (dir, kubelet) = kubelet();
+    let running = Running::start(dir.path());
+    running.until_held_by("uid-1").await;
+    kubelet.fault(Call::List, Some(Fault::Hang));
+    kubelet.change(|state| {
+        state.pods.remove("uid-1");
+        state
+            .pods
+            .insert("uid-2".into(), Pod::running("ml", "web-0", "uid-2", &[OTHER_GPU]));
+    });
+    let told = running
+        .until("withdrawn", |told| told.gaps.contains_key(&Gap::PodReplaced))
+        .await;
+    assert!(
+        holders(&told).is_empty(),
+        "neither the old UID nor the new one: {told:?}"
+    );
+    kubelet.fault(Call::List, None);
+    let told = running.until_held_by("uid-2").await;
+    assert_eq!(told.allocations[0].device_id, OTHER_GPU);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sockets_that_are_missing_are_named_and_used_once_they_are_there() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::stopped(dir.path());

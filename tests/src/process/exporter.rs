@@ -7,12 +7,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
+use forewarm_fake_nvml::{Control, gpu_uuid};
 use tempfile::TempDir;
 
 use super::artefacts::{Artefacts, artefacts};
 use super::program::Program;
 use super::scrape::Scrape;
+use crate::wait::{Late, until};
 
 /// How to start an exporter.
 #[derive(Debug, Clone)]
@@ -59,6 +63,7 @@ pub struct Exporter {
     pub metrics: SocketAddr,
     /// Where probes and its own health are served.
     pub admin: SocketAddr,
+    control: Control,
     folder: TempDir,
 }
 
@@ -126,14 +131,26 @@ impl Exporter {
             metrics: program.listening("metrics").await?,
             admin: program.listening("admin").await?,
             program,
+            control: Control::read(&control_path(folder.path())).unwrap_or_default(),
             folder,
         })
     }
 
-    /// The fake's control file.
+    /// Changes what the fake's GPUs do, from the next 100 ms on.
+    ///
+    /// # Errors
+    /// The control file cannot be written.
+    pub fn steer(&mut self, change: impl FnOnce(&mut Control)) -> Result<()> {
+        change(&mut self.control);
+        self.control
+            .write(&control_path(self.folder.path()))
+            .context("write the control file")
+    }
+
+    /// The UUID of a GPU.
     #[must_use]
-    pub fn control(&self) -> PathBuf {
-        control_path(self.folder.path())
+    pub fn uuid(index: u32) -> String {
+        gpu_uuid(UUID_SEED, index)
     }
 
     /// The kubelet folder it looks into, unless the options named another.
@@ -152,6 +169,32 @@ impl Exporter {
             .map_err(|error| format!("{error:#}"))
     }
 
+    /// Scrapes until `look` is content, and returns what it found.
+    ///
+    /// # Errors
+    /// What the last look missed, when `within` has passed.
+    pub async fn until<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        look: impl Fn(&Scrape) -> Result<T, String>,
+    ) -> Result<T, Late> {
+        until(what, within, || async { look(&self.scrape().await?) }).await
+    }
+
+    /// Reads its own health until `look` is content, and returns what it found.
+    ///
+    /// # Errors
+    /// What the last look missed, when `within` has passed.
+    pub async fn until_health<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        look: impl Fn(&Scrape) -> Result<T, String>,
+    ) -> Result<T, Late> {
+        until(what, within, || async { look(&self.health().await?) }).await
+    }
+
     /// Reads its own health from the admin port.
     ///
     /// # Errors
@@ -164,6 +207,7 @@ impl Exporter {
 }
 
 /// The control file in an exporter's folder.
-fn control_path(folder: &Path) -> PathBuf {
+#[must_use]
+pub fn control_path(folder: &Path) -> PathBuf {
     folder.join("control.json")
 }
