@@ -27,8 +27,8 @@ use crate::route::GroupVersion;
 
 /// While something is missing: somebody is probably about to grant it.
 const MISSING_EVERY: Duration = Duration::from_secs(15);
-/// Otherwise.
-const COMPLETE_EVERY: Duration = Duration::from_secs(600);
+/// Otherwise: a right that is taken away is named before the person who took it has left.
+const COMPLETE_EVERY: Duration = Duration::from_secs(60);
 
 /// One right that is needed.
 #[derive(Debug, Clone, PartialEq, Eq)]

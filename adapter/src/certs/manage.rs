@@ -38,8 +38,9 @@ const ATTEMPTS: u32 = 5;
 const EAGER_EVERY: Duration = Duration::from_secs(2);
 /// How long an installation may take.
 const EAGER_FOR: Duration = Duration::from_secs(120);
-/// When all is well: soon enough after somebody overwrote a caBundle, and a few reads a minute.
-const CALM_EVERY: Duration = Duration::from_secs(30);
+/// When all is well: an APIService that somebody overwrote or made anew is available again before anybody looks, at
+/// four reads a round.
+const CALM_EVERY: Duration = Duration::from_secs(10);
 /// What `certs` waits for altogether, with the API server starting at the same time.
 const ONCE_DEADLINE: Duration = Duration::from_secs(60);
 

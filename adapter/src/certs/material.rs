@@ -280,7 +280,7 @@ mod tests {
         };
         assert_eq!(swapped_key.appraise(&names()).cert, None);
         let foreign_ca = Material {
-            ca: other.ca.clone(),
+            ca: other.ca,
             ..good.clone()
         };
         let held = foreign_ca.appraise(&names());

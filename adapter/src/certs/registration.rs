@@ -113,7 +113,7 @@ pub(super) async fn trust(
 mod tests {
     use super::*;
 
-    fn service(spec: serde_json::Value) -> APIService {
+    fn service(spec: &serde_json::Value) -> APIService {
         serde_json::from_value(json!({
             "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
             "metadata": {"name": "x", "resourceVersion": "7"}, "spec": spec,
@@ -121,8 +121,9 @@ mod tests {
         .unwrap()
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "reads better where it is called")]
     fn judge(spec: serde_json::Value) -> Standing {
-        standing(Some(&service(spec)), "forewarm", "forewarm-adapter", "CA")
+        standing(Some(&service(&spec)), "forewarm", "forewarm-adapter", "CA")
     }
 
     #[test]

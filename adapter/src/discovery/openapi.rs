@@ -88,7 +88,7 @@ fn v3_value(served: GroupVersion) -> Value {
         "openapi": "3.0.0",
         "info": info(),
         "paths": paths,
-        "components": {"schemas": {schema.clone(): {
+        "components": {"schemas": {schema: {
             "type": "object",
             "required": ["items"],
             "properties": {
