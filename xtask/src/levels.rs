@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use cargo_metadata::{Metadata, TargetKind};
 use clap::ValueEnum;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::gobuild::{self, Found};
@@ -21,7 +22,8 @@ use crate::report::{note, result};
 use crate::repository::{cargo, metadata, run, variable};
 
 /// A test level of `make test`, weakest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
     /// No I/O: tests inside the crates, their pure integration tests, doc tests.
     Unit,
@@ -96,7 +98,7 @@ pub(crate) fn test(root: &Path, args: &TestArgs) -> Result<()> {
         failed.extend(promises_broken(*level, &sum, variable("CI").is_some()));
         counts.insert(*level, sum);
     }
-    result(summary(&counts));
+    result(summary(&counts)?);
     if failed.is_empty() {
         Ok(())
     } else {
@@ -196,20 +198,35 @@ fn promises_broken(level: Level, counts: &Counts, ci: bool) -> Option<String> {
     (counts.skipped > 0).then(|| format!("the {name} level skipped {}", counts.skipped))
 }
 
-fn summary(counts: &BTreeMap<Level, Counts>) -> serde_json::Value {
-    let levels: serde_json::Map<_, _> = counts
-        .iter()
-        .map(|(level, counts)| {
-            let fields = if counts.failed == 0 {
-                json!({"passed": counts.passed, "skipped": counts.skipped})
-            } else {
-                json!({"passed": counts.passed, "skipped": counts.skipped, "failed": counts.failed})
-            };
-            (level.name().to_owned(), fields)
-        })
-        .collect();
-    let recordings: u64 = counts.values().map(|counts| counts.recordings_skipped).sum();
-    json!({"tests": levels, "recordings_skipped": recordings})
+/// The last line: `{"tests":{"unit":{"passed":n,"skipped":0},…},"recordings_skipped":n}`.
+#[derive(Debug, Serialize)]
+struct Summary {
+    tests: BTreeMap<Level, LevelSummary>,
+    recordings_skipped: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct LevelSummary {
+    passed: u64,
+    skipped: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<u64>,
+}
+
+fn summary(counts: &BTreeMap<Level, Counts>) -> Result<String> {
+    let tests = counts.iter().map(|(level, counts)| {
+        let level_summary = LevelSummary {
+            passed: counts.passed,
+            skipped: counts.skipped,
+            failed: (counts.failed > 0).then_some(counts.failed),
+        };
+        (*level, level_summary)
+    });
+    let summary = Summary {
+        tests: tests.collect(),
+        recordings_skipped: counts.values().map(|counts| counts.recordings_skipped).sum(),
+    };
+    serde_json::to_string(&summary).context("writing the summary")
 }
 
 /// The integration test targets of each level.
@@ -287,14 +304,9 @@ mod tests {
             (Level::Process, counts(2, 1)),
             (Level::Apiserver, counts(1, 1)),
         ]);
-        let parsed: serde_json::Value = serde_json::from_str(&summary(&all).to_string()).unwrap();
         assert_eq!(
-            parsed,
-            json!({"tests": {
-                "unit": {"passed": 3, "skipped": 0},
-                "process": {"passed": 2, "skipped": 0},
-                "apiserver": {"passed": 1, "skipped": 0},
-            }, "recordings_skipped": 2})
+            summary(&all).unwrap(),
+            r#"{"tests":{"unit":{"passed":3,"skipped":0},"process":{"passed":2,"skipped":0},"apiserver":{"passed":1,"skipped":0}},"recordings_skipped":2}"#
         );
     }
 
