@@ -39,10 +39,20 @@ pub struct Args {
     #[arg(long, env = "FOREWARM_DEMO_SUM_BY_TIME")]
     sum_by_time: bool,
     /// Factor from the trace's unit to GPUs
-    #[arg(long, env = "FOREWARM_DEMO_SCALE", allow_negative_numbers = true, default_value_t = 1.0)]
+    #[arg(
+        long,
+        env = "FOREWARM_DEMO_SCALE",
+        allow_negative_numbers = true,
+        default_value_t = 1.0
+    )]
     scale: f64,
     /// Recorded seconds in each second of replay
-    #[arg(long, env = "FOREWARM_DEMO_SPEED", allow_negative_numbers = true, default_value_t = 1.0)]
+    #[arg(
+        long,
+        env = "FOREWARM_DEMO_SPEED",
+        allow_negative_numbers = true,
+        default_value_t = 1.0
+    )]
     speed: f64,
     /// Seed of the built-in shape and of loading times
     #[arg(long, env = "FOREWARM_DEMO_SEED", default_value_t = 1)]
@@ -51,10 +61,20 @@ pub struct Args {
     #[arg(long, env = "FOREWARM_DEMO_DURATION")]
     duration: Option<u64>,
     /// Peak of the built-in shape, GPUs
-    #[arg(long, env = "FOREWARM_DEMO_PEAK", allow_negative_numbers = true, default_value_t = 4.3)]
+    #[arg(
+        long,
+        env = "FOREWARM_DEMO_PEAK",
+        allow_negative_numbers = true,
+        default_value_t = 4.3
+    )]
     peak: f64,
     /// Seconds that a replica takes to load its weights
-    #[arg(long, env = "FOREWARM_DEMO_LOADING", allow_negative_numbers = true, default_value_t = 6.0)]
+    #[arg(
+        long,
+        env = "FOREWARM_DEMO_LOADING",
+        allow_negative_numbers = true,
+        default_value_t = 6.0
+    )]
     loading: f64,
     /// Port of the local page; 0 takes a free one
     #[arg(long, env = "FOREWARM_DEMO_PAGE_PORT", default_value_t = 0)]
@@ -126,7 +146,9 @@ impl Args {
             }
         }
         if self.duration.is_some_and(|seconds| seconds < 20) && self.trace.is_none() {
-            wrong.push("--duration: the built-in shape needs at least 20 seconds to have a plateau".to_owned());
+            wrong.push(
+                "--duration: the built-in shape needs at least 20 seconds to have a plateau".to_owned(),
+            );
         }
         let limit = self.duration.map(Duration::from_secs);
         let mut load_name = format!("built-in shape, seed {}", self.seed);
@@ -144,7 +166,10 @@ impl Args {
                 Ok(trace) => {
                     let name = path.file_name().unwrap_or_default().to_string_lossy();
                     load_name = format!("{name} at {}×, peak {:.1} GPUs", columns.speed, trace.peak());
-                    load = Arc::new(CutOff { length: limit.unwrap_or(Duration::MAX).min(trace.length()), trace });
+                    load = Arc::new(CutOff {
+                        length: limit.unwrap_or(Duration::MAX).min(trace.length()),
+                        trace,
+                    });
                 }
                 Err(error) => wrong.push(error.to_string()),
             }
@@ -177,7 +202,11 @@ struct CutOff {
 
 impl OfferedLoad for CutOff {
     fn gpus(&self, since_start: Duration) -> f64 {
-        if since_start >= self.length { 0.0 } else { self.trace.gpus(since_start) }
+        if since_start >= self.length {
+            0.0
+        } else {
+            self.trace.gpus(since_start)
+        }
     }
 
     fn length(&self) -> Duration {
@@ -206,7 +235,18 @@ mod tests {
 
     #[test]
     fn all_bad_settings_are_reported_together() {
-        let message = resolve(&["--peak", "-1", "--loading", "NaN", "--trace", "no.csv", "--column", "x"]).err().unwrap();
+        let message = resolve(&[
+            "--peak",
+            "-1",
+            "--loading",
+            "NaN",
+            "--trace",
+            "no.csv",
+            "--column",
+            "x",
+        ])
+        .err()
+        .unwrap();
         for part in ["--peak", "--loading", "no.csv"] {
             assert!(message.contains(part), "{message}");
         }
@@ -218,7 +258,16 @@ mod tests {
         std::fs::write(file.path(), "t,x\n0,100\n10,200\n20,300\n").unwrap();
         let path = file.path().to_str().unwrap();
         let request = resolve(&[
-            "--trace", path, "--time", "t", "--column", "x", "--scale", "0.01", "--duration", "15",
+            "--trace",
+            path,
+            "--time",
+            "t",
+            "--column",
+            "x",
+            "--scale",
+            "0.01",
+            "--duration",
+            "15",
         ])
         .unwrap();
         assert!((request.load.gpus(Duration::from_secs(12)) - 2.0).abs() < 1e-9);

@@ -45,8 +45,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LOG_TAIL: u64 = 2_000;
 
 /// The APIServices of the manifests.
-const API_SERVICES: [&str; 3] =
-    ["v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io", "v1beta1.external.metrics.k8s.io"];
+const API_SERVICES: [&str; 3] = [
+    "v1beta1.custom.metrics.k8s.io",
+    "v1beta2.custom.metrics.k8s.io",
+    "v1beta1.external.metrics.k8s.io",
+];
 
 /// A running cluster; dropping it ends everything.
 pub struct Cluster {
@@ -58,7 +61,9 @@ pub struct Cluster {
 
 impl std::fmt::Debug for Cluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("nodes", &self.nodes.len()).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("nodes", &self.nodes.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -114,7 +119,11 @@ impl Cluster {
                 .collect();
         });
         let overlay = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
-        let cluster = Self { nodes: Arc::new(nodes), plane, _overlay: overlay };
+        let cluster = Self {
+            nodes: Arc::new(nodes),
+            plane,
+            _overlay: overlay,
+        };
         match cluster.install(stage).await {
             Ok(()) => Ok(cluster),
             Err(error) => Err(anyhow::anyhow!("{error:#}\n{}", cluster.evidence().await)),
@@ -127,7 +136,10 @@ impl Cluster {
         let stack = kustomize::render(self._overlay.path())?;
         let client = self.plane.client();
         apply(&client, &stack, Mode::Apply).await?;
-        until("an exporter on every node", PATIENCE, || exporters_ready(client.clone())).await?;
+        until("an exporter on every node", PATIENCE, || {
+            exporters_ready(client.clone())
+        })
+        .await?;
         stage.update(|picture| picture.nodes.iter_mut().for_each(|row| row.exporter = "up"));
         stage.say("an exporter runs on every node; waiting for the adapter's API");
         until("a ready adapter", PATIENCE, || adapter_ready(client.clone())).await?;
@@ -148,7 +160,12 @@ impl Cluster {
     pub async fn deploy(&self, namespace: &str, name: &str, aim: u32) -> anyhow::Result<()> {
         self.plane.namespace(namespace).await?;
         let most = u32::from(NODES) * GPUS;
-        apply(&self.plane.client(), &objects::workload(namespace, name, aim, most)?, Mode::Apply).await?;
+        apply(
+            &self.plane.client(),
+            &objects::workload(namespace, name, aim, most)?,
+            Mode::Apply,
+        )
+        .await?;
         Ok(())
     }
 
@@ -169,7 +186,10 @@ impl Cluster {
     /// The story's hand on the exporters.
     #[must_use]
     pub fn exporters(&self) -> Arc<dyn Exporters> {
-        Arc::new(NodeExporters { nodes: Arc::clone(&self.nodes), client: self.plane.client() })
+        Arc::new(NodeExporters {
+            nodes: Arc::clone(&self.nodes),
+            client: self.plane.client(),
+        })
     }
 
     /// What the nodes could not do.
@@ -181,17 +201,26 @@ impl Cluster {
     /// The ends of all logs.
     pub async fn evidence(&self) -> String {
         let nodes: String = self.nodes.iter().map(|node| node.evidence(LOG_TAIL)).collect();
-        format!("{}\n{nodes}{}", self.failures().join("\n"), self.plane.evidence().await)
+        format!(
+            "{}\n{nodes}{}",
+            self.failures().join("\n"),
+            self.plane.evidence().await
+        )
     }
 }
 
 fn images(artefacts: &Artefacts, serving: &Serving) -> Images {
-    let program = |binary: &Path| Run::Program { binary: binary.to_owned() };
+    let program = |binary: &Path| Run::Program {
+        binary: binary.to_owned(),
+    };
     Arc::new(
         [
             ("forewarm/exporter", program(&artefacts.exporter)),
             ("forewarm/adapter", program(&artefacts.adapter)),
-            ("forewarm/simulated-inference", Run::Workload(Arc::new(serving.clone()))),
+            (
+                "forewarm/simulated-inference",
+                Run::Workload(Arc::new(serving.clone())),
+            ),
         ]
         .into_iter()
         .map(|(name, run)| (name.to_owned(), run))
@@ -201,17 +230,34 @@ fn images(artefacts: &Artefacts, serving: &Serving) -> Images {
 
 async fn exporters_ready(client: Client) -> Result<(), String> {
     let sets: Api<DaemonSet> = Api::namespaced(client, STACK);
-    let set = sets.get("forewarm-exporter").await.map_err(|error| error.to_string())?;
+    let set = sets
+        .get("forewarm-exporter")
+        .await
+        .map_err(|error| error.to_string())?;
     let ready = set.status.map_or(0, |status| status.number_ready);
-    if ready == i32::from(NODES) { Ok(()) } else { Err(format!("{ready} of {NODES} are ready")) }
+    if ready == i32::from(NODES) {
+        Ok(())
+    } else {
+        Err(format!("{ready} of {NODES} are ready"))
+    }
 }
 
 async fn adapter_ready(client: Client) -> Result<(), String> {
     let deployments: Api<Deployment> = Api::namespaced(client, STACK);
-    let deployment = deployments.get("forewarm-adapter").await.map_err(|error| error.to_string())?;
+    let deployment = deployments
+        .get("forewarm-adapter")
+        .await
+        .map_err(|error| error.to_string())?;
     let wanted = deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1);
-    let ready = deployment.status.and_then(|status| status.ready_replicas).unwrap_or(0);
-    if ready == wanted { Ok(()) } else { Err(format!("{ready} of {wanted} are ready")) }
+    let ready = deployment
+        .status
+        .and_then(|status| status.ready_replicas)
+        .unwrap_or(0);
+    if ready == wanted {
+        Ok(())
+    } else {
+        Err(format!("{ready} of {wanted} are ready"))
+    }
 }
 
 async fn api_service_available(client: Client, name: &str) -> Result<(), String> {
@@ -236,7 +282,10 @@ struct NodeExporters {
 
 impl NodeExporters {
     fn signal(&self, node: &str, signal: Signal) -> bool {
-        self.nodes.iter().filter(|one| one.name() == node).any(|one| one.signal("exporter", signal) > 0)
+        self.nodes
+            .iter()
+            .filter(|one| one.name() == node)
+            .any(|one| one.signal("exporter", signal) > 0)
     }
 
     async fn read(&self, node: &str, pod_uid: &str) -> anyhow::Result<f64> {
@@ -254,7 +303,10 @@ impl NodeExporters {
         let address = SocketAddr::new(address.parse()?, 9410);
         let family = forewarm_signals::pod::SM_ACTIVE_RATIO.name;
         let scrape = Scrape::get(address, &format!("/metrics?name[]={family}")).await?;
-        let sample = scrape.all(family, &[("pod_uid", pod_uid)]).next().map(|sample| sample.value);
+        let sample = scrape
+            .all(family, &[("pod_uid", pod_uid)])
+            .next()
+            .map(|sample| sample.value);
         Ok(sample.context("a reading of that pod")? * 100.0)
     }
 }

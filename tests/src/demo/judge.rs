@@ -18,8 +18,9 @@ pub struct Refused {
 #[must_use]
 pub fn named_age(message: &str) -> Option<f64> {
     let lower = message.to_lowercase();
-    let speaks_of_age =
-        lower.split(|letter: char| !letter.is_alphabetic()).any(|word| ["age", "old", "ago", "aged"].contains(&word));
+    let speaks_of_age = lower
+        .split(|letter: char| !letter.is_alphabetic())
+        .any(|word| ["age", "old", "ago", "aged"].contains(&word));
     if !speaks_of_age {
         return None;
     }
@@ -33,7 +34,10 @@ pub fn named_age(message: &str) -> Option<f64> {
             at += 1;
             continue;
         }
-        let end = bytes[at..].iter().position(|byte| !(byte.is_ascii_digit() || *byte == b'.')).map_or(bytes.len(), |length| at + length);
+        let end = bytes[at..]
+            .iter()
+            .position(|byte| !(byte.is_ascii_digit() || *byte == b'.'))
+            .map_or(bytes.len(), |length| at + length);
         let rest = lower[end..].trim_start();
         let unit: String = rest.chars().take_while(|letter| letter.is_alphabetic()).collect();
         if ["s", "sec", "second", "seconds"].contains(&unit.as_str())
@@ -181,15 +185,24 @@ mod tests {
     use super::*;
 
     fn refused(message: &str) -> Refused {
-        Refused { code: 404, message: message.to_owned() }
+        Refused {
+            code: 404,
+            message: message.to_owned(),
+        }
     }
 
     #[test]
     fn an_age_needs_a_number_of_seconds_and_a_word_for_it() {
         for (message, age) in [
-            ("the last sample of gpu_sm_active_percent is 12.3 s old (limit 10 s)", Some(12.3)),
+            (
+                "the last sample of gpu_sm_active_percent is 12.3 s old (limit 10 s)",
+                Some(12.3),
+            ),
             ("newest value 13s ago, max age 10s", Some(13.0)),
-            ("no value of gpu_sm_active_percent for pod llm-7s: age 11 seconds.", Some(11.0)),
+            (
+                "no value of gpu_sm_active_percent for pod llm-7s: age 11 seconds.",
+                Some(11.0),
+            ),
             ("pod llm-5s-old is not ready", None),
             ("no sample", None),
             ("an old story", None),
@@ -203,12 +216,24 @@ mod tests {
     fn a_stopped_exporter_is_held_only_by_evidence() {
         let good = refused("last value is 11 s old");
         assert_eq!(stopped_exporter(Some(&good), 7, &[7, 7]), StoppedExporter::Held);
-        assert_eq!(stopped_exporter(Some(&good), 7, &[7, 6, 7]), StoppedExporter::Moved);
+        assert_eq!(
+            stopped_exporter(Some(&good), 7, &[7, 6, 7]),
+            StoppedExporter::Moved
+        );
         assert_eq!(stopped_exporter(Some(&good), 7, &[]), StoppedExporter::NotShown);
         assert_eq!(stopped_exporter(None, 7, &[7]), StoppedExporter::StillServed);
-        assert_eq!(stopped_exporter(Some(&refused("gone")), 7, &[7]), StoppedExporter::AgeNotNamed);
-        let other = Refused { code: 500, message: "last value is 11 s old".into() };
-        assert_eq!(stopped_exporter(Some(&other), 7, &[7]), StoppedExporter::AgeNotNamed);
+        assert_eq!(
+            stopped_exporter(Some(&refused("gone")), 7, &[7]),
+            StoppedExporter::AgeNotNamed
+        );
+        let other = Refused {
+            code: 500,
+            message: "last value is 11 s old".into(),
+        };
+        assert_eq!(
+            stopped_exporter(Some(&other), 7, &[7]),
+            StoppedExporter::AgeNotNamed
+        );
     }
 
     #[test]
@@ -233,7 +258,10 @@ mod tests {
         assert_eq!(with(|seen| seen.listed = 1), LoadingReplica::Counted);
         assert_eq!(with(|seen| seen.left_out = 0), LoadingReplica::NotShown);
         assert_eq!(with(|seen| seen.desired_lowest = 1), LoadingReplica::Shrunk);
-        assert_eq!(with(|seen| seen.hpa_average = Some(47.0)), LoadingReplica::Diluted);
+        assert_eq!(
+            with(|seen| seen.hpa_average = Some(47.0)),
+            LoadingReplica::Diluted
+        );
     }
 
     #[test]
@@ -250,7 +278,19 @@ mod tests {
             summary.line(),
             r#"{"demo":{"hpa_max":8,"hpa_end":1,"reaction_s":3.5,"stopped_exporter":"held","loading_replica":"withheld"}}"#
         );
-        assert!(!Summary { hpa_end: 2, ..summary.clone() }.is_good());
-        assert!(!Summary { stopped_exporter: StoppedExporter::Moved, ..summary }.is_good());
+        assert!(
+            !Summary {
+                hpa_end: 2,
+                ..summary.clone()
+            }
+            .is_good()
+        );
+        assert!(
+            !Summary {
+                stopped_exporter: StoppedExporter::Moved,
+                ..summary
+            }
+            .is_good()
+        );
     }
 }

@@ -96,7 +96,9 @@ pub fn main() -> ExitCode {
         // The half without a cluster needs no namespaces: its children end with their guards.
         Err(_) if request.standalone => {}
         Err(error) => {
-            tell_error(&format!("{error}\nCONTROL_PLANE=none shows exporter and adapter without them"));
+            tell_error(&format!(
+                "{error}\nCONTROL_PLANE=none shows exporter and adapter without them"
+            ));
             return ExitCode::FAILURE;
         }
     }
@@ -119,15 +121,33 @@ fn contained(request: &Request) -> anyhow::Result<ExitCode> {
     // Bound out here, so that a browser and kubectl of this machine reach what runs in there.
     let page = loopback(request.page_port).with_context(|| format!("--page-port {}", request.page_port))?;
     let api = request.hold.then(|| loopback(0)).transpose()?;
-    let artefacts = artefacts()?;
+    let artefacts = &programs()?;
     if !request.standalone {
         Binaries::find()?;
         netns::enter()?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     let code = runtime.block_on(show(request, artefacts, page, api));
     runtime.shutdown_timeout(Duration::from_secs(1));
     code
+}
+
+/// The programs beside this one, which `cargo xtask demo` has just built; else built now.
+fn programs() -> anyhow::Result<Artefacts> {
+    let beside = std::env::current_exe()?;
+    let here = |name: &str| beside.with_file_name(name);
+    let found = Artefacts {
+        exporter: here("forewarm-exporter"),
+        adapter: here("forewarm-adapter"),
+        fake_nvml: here("libforewarm_fake_nvml.so"),
+    };
+    let complete = [&found.exporter, &found.adapter, &found.fake_nvml]
+        .into_iter()
+        .all(|path| path.is_file());
+    Ok(if complete { found } else { artefacts()?.clone() })
 }
 
 /// What the body of a run came to.
@@ -199,7 +219,10 @@ async fn until_interrupted<T>(
         () = interrupt => {}
     }
     stop.cancel();
-    (tokio::time::timeout(Duration::from_secs(3), body).await.ok(), true)
+    (
+        tokio::time::timeout(Duration::from_secs(3), body).await.ok(),
+        true,
+    )
 }
 
 fn first_picture(request: &Request, page: &TcpListener) -> anyhow::Result<Picture> {
@@ -213,12 +236,19 @@ fn first_picture(request: &Request, page: &TcpListener) -> anyhow::Result<Pictur
             cluster::GPUS
         ),
     };
-    let claims = if request.standalone { &standalone::CLAIMS[..] } else { &story::CLAIMS[..] };
+    let claims = if request.standalone {
+        &standalone::CLAIMS[..]
+    } else {
+        &story::CLAIMS[..]
+    };
     // With a real driver nothing is simulated that could load.
     let claims = if request.real_nvml { &claims[..1] } else { claims };
     let mut picture = Picture::new(&what, claims);
     picture.target = (!request.standalone).then_some(f64::from(AIM));
-    picture.links = vec![format!("page  http://{}", page.local_addr()?), format!("load  {}", request.load_name)];
+    picture.links = vec![
+        format!("page  http://{}", page.local_addr()?),
+        format!("load  {}", request.load_name),
+    ];
     Ok(picture)
 }
 
@@ -234,10 +264,16 @@ async fn standalone_half(
     if request.while_building {
         stage.say("the control plane is being built; the whole loop follows");
         half.play(stage, &load, stop, || Binaries::find().is_ok()).await?;
-        return Ok(Ending { line: None, good: true });
+        return Ok(Ending {
+            line: None,
+            good: true,
+        });
     }
-    let outcome =
-        half.play(stage, &load, stop, || !request.hold && began.elapsed() >= request.standalone_for).await?;
+    let outcome = half
+        .play(stage, &load, stop, || {
+            !request.hold && began.elapsed() >= request.standalone_for
+        })
+        .await?;
     let withheld = match outcome.withheld {
         Some(true) => "withheld",
         Some(false) => "counted",
@@ -250,7 +286,10 @@ async fn standalone_half(
         "loading_replica": withheld,
     }});
     let good = outcome.pods > 0 && (request.real_nvml || outcome.withheld == Some(true));
-    Ok(Ending { line: Some(line.to_string()), good })
+    Ok(Ending {
+        line: Some(line.to_string()),
+        good,
+    })
 }
 
 async fn whole_loop(
@@ -274,10 +313,17 @@ async fn whole_loop(
     }
     cluster.deploy(NAMESPACE, WORKLOAD, AIM).await?;
 
-    let target = Target { namespace: NAMESPACE.to_owned(), name: WORKLOAD.to_owned() };
+    let target = Target {
+        namespace: NAMESPACE.to_owned(),
+        name: WORKLOAD.to_owned(),
+    };
     let wishes = Arc::new(Wishes::default());
     let (seen_sender, seen) = tokio::sync::watch::channel(None);
-    let backstage = Backstage { load: Arc::clone(&load), serving, wishes: Arc::clone(&wishes) };
+    let backstage = Backstage {
+        load: Arc::clone(&load),
+        serving,
+        wishes: Arc::clone(&wishes),
+    };
     let watching = CancellationToken::new();
     let observer = observe::watch(
         cluster.client(),
@@ -301,12 +347,20 @@ async fn whole_loop(
         exporters: cluster.exporters(),
     };
     let told = async {
-        let summary = unless_stopped(stop, story.tell()).await.context("interrupted")??;
+        let summary = unless_stopped(stop, story.tell())
+            .await
+            .context("interrupted")??;
         let failures = cluster.failures();
-        anyhow::ensure!(failures.is_empty(), "simulated nodes could not do: {}", failures.join("; "));
+        anyhow::ensure!(
+            failures.is_empty(),
+            "simulated nodes could not do: {}",
+            failures.join("; ")
+        );
         if request.hold {
             load.hold(std::time::Instant::now(), HELD_LOAD);
-            stage.say(format!("the story is over, the cluster stays: {HELD_LOAD} GPUs of load; Ctrl-C ends it"));
+            stage.say(format!(
+                "the story is over, the cluster stays: {HELD_LOAD} GPUs of load; Ctrl-C ends it"
+            ));
             stop.cancelled().await;
         }
         anyhow::Ok(summary)
@@ -324,7 +378,10 @@ async fn whole_loop(
         Err(error) if stop.is_cancelled() => return Err(error),
         Err(error) => anyhow::bail!("{error:#}\n{}", cluster.evidence().await),
     };
-    Ok(Ending { line: Some(summary.line()), good: summary.is_good() })
+    Ok(Ending {
+        line: Some(summary.line()),
+        good: summary.is_good(),
+    })
 }
 
 async fn unless_stopped<T>(stop: &CancellationToken, body: impl Future<Output = T>) -> Option<T> {

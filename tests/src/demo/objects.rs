@@ -26,7 +26,12 @@ pub fn overlay(folder: &Path) -> anyhow::Result<()> {
     let manifests = manifests().canonicalize().context("manifests/")?;
     let config = manifests.join("base/adapter/config.yaml");
     let text = std::fs::read_to_string(&config).with_context(|| config.display().to_string())?;
-    anyhow::ensure!(text.contains(WINDOW.0), "{}: no `{}` to change", config.display(), WINDOW.0);
+    anyhow::ensure!(
+        text.contains(WINDOW.0),
+        "{}: no `{}` to change",
+        config.display(),
+        WINDOW.0
+    );
     std::fs::write(folder.join("config.yaml"), text.replace(WINDOW.0, WINDOW.1))?;
     // JSON is YAML.
     let kustomization = serde_json::json!({
@@ -47,8 +52,12 @@ pub fn overlay(folder: &Path) -> anyhow::Result<()> {
 
 /// The way from a folder to a path, both canonical: kustomize takes no absolute paths.
 fn relative(folder: &Path, to: &Path) -> PathBuf {
-    let up = folder.components().filter(|part| matches!(part, std::path::Component::Normal(_)));
-    up.map(|_| Path::new("..")).chain([to.strip_prefix("/").unwrap_or(to)]).collect()
+    let up = folder
+        .components()
+        .filter(|part| matches!(part, std::path::Component::Normal(_)));
+    up.map(|_| Path::new(".."))
+        .chain([to.strip_prefix("/").unwrap_or(to)])
+        .collect()
 }
 
 /// The inference Deployment and its HPA, from the example that users get, fitted to the demo.
@@ -110,15 +119,24 @@ mod tests {
 
     #[test]
     fn paths_are_relative_to_the_overlay() {
-        assert_eq!(relative(Path::new("/tmp/x"), Path::new("/home/a")), Path::new("../../home/a"));
+        assert_eq!(
+            relative(Path::new("/tmp/x"), Path::new("/home/a")),
+            Path::new("../../home/a")
+        );
     }
 
     #[test]
     fn the_demo_scales_what_the_example_scales() {
         let objects = workload("demo", "llm", 60, 24).unwrap();
         assert_eq!(objects.len(), 2);
-        assert_eq!(objects[0]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], 1);
-        assert_eq!(objects[1]["spec"]["metrics"][0]["pods"]["metric"]["name"], "gpu_sm_active_percent");
+        assert_eq!(
+            objects[0]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
+            1
+        );
+        assert_eq!(
+            objects[1]["spec"]["metrics"][0]["pods"]["metric"]["name"],
+            "gpu_sm_active_percent"
+        );
         assert_eq!(objects[1]["spec"]["scaleTargetRef"]["name"], "llm");
     }
 }

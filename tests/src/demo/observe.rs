@@ -109,8 +109,14 @@ impl Seen {
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let ready = self.count(Phase::Ready);
-        let answered = self.sm_active.as_ref().and_then(|answer| answer.as_ref().ok()).map_or(0, BTreeMap::len);
-        self.hpa.desired.is_some_and(|desired| i64::from(desired) == i64::from(ready))
+        let answered = self
+            .sm_active
+            .as_ref()
+            .and_then(|answer| answer.as_ref().ok())
+            .map_or(0, BTreeMap::len);
+        self.hpa
+            .desired
+            .is_some_and(|desired| i64::from(desired) == i64::from(ready))
             && self.hpa.current == self.hpa.desired
             && self.pods.len() == answered
             && usize::try_from(ready).is_ok_and(|ready| ready == answered)
@@ -129,10 +135,17 @@ pub async fn ask(client: &Client, path: &str) -> Result<Answer, String> {
     let answer = async {
         let response = client.send(request).await.map_err(|error| error.to_string())?;
         let code = response.status().as_u16();
-        let body = response.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| error.to_string())?
+            .to_bytes();
         reading::read(code, &body, Timestamp::now())
     };
-    tokio::time::timeout(ANSWER, answer).await.map_err(|_| format!("no answer within {ANSWER:?}"))?
+    tokio::time::timeout(ANSWER, answer)
+        .await
+        .map_err(|_| format!("no answer within {ANSWER:?}"))?
 }
 
 /// What the observer shows besides the cluster.
@@ -165,7 +178,10 @@ pub async fn watch(
                 failures = 0;
                 show(&stage, &backstage, &now);
                 if let Some(desired) = now.hpa.desired {
-                    backstage.wishes.note(now.at, desired);
+                    let before = backstage.wishes.last();
+                    if backstage.wishes.note(now.at, desired) && before > 0 {
+                        stage.note(format!("the HPA wants {desired} replicas, no longer {before}"));
+                    }
                 }
                 seen.send_replace(Some(now));
             }
@@ -208,17 +224,37 @@ async fn look(client: &Client, target: &Target) -> anyhow::Result<Seen> {
 }
 
 fn hpa_status(hpa: &HorizontalPodAutoscaler) -> Hpa {
-    let Some(status) = &hpa.status else { return Hpa::default() };
+    let Some(status) = &hpa.status else {
+        return Hpa::default();
+    };
     let average = status.current_metrics.iter().flatten().find_map(|metric| {
-        metric.pods.as_ref()?.current.average_value.as_ref().and_then(|value| reading::quantity(&value.0))
+        metric
+            .pods
+            .as_ref()?
+            .current
+            .average_value
+            .as_ref()
+            .and_then(|value| reading::quantity(&value.0))
     });
     let scaling_active = status
         .conditions
         .iter()
         .flatten()
         .find(|condition| condition.type_ == "ScalingActive")
-        .map(|condition| (condition.status == "True", condition.message.clone().unwrap_or_default()));
-    Hpa { current: status.current_replicas, desired: Some(status.desired_replicas), average, scaling_active }
+        .map(|condition| {
+            (
+                condition.status == "True",
+                condition.message.clone().unwrap_or_default(),
+            )
+        });
+    // 0 until the controller's first sync; our HPAs have a minimum of one.
+    let desired = Some(status.desired_replicas).filter(|desired| *desired > 0);
+    Hpa {
+        current: status.current_replicas,
+        desired,
+        average,
+        scaling_active,
+    }
 }
 
 fn seen_pod(pod: &Pod) -> Option<(String, SeenPod)> {
@@ -234,13 +270,29 @@ fn seen_pod(pod: &Pod) -> Option<(String, SeenPod)> {
         (_, true, false) => Phase::Loading,
         (_, false, _) => Phase::Pending,
     };
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
-    Some((name, SeenPod { uid: pod.metadata.uid.clone().unwrap_or_default(), node, phase }))
+    let node = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.clone())
+        .unwrap_or_default();
+    Some((
+        name,
+        SeenPod {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            node,
+            phase,
+        },
+    ))
 }
 
 fn show(stage: &Stage, backstage: &Backstage, seen: &Seen) {
     let none = BTreeMap::new();
-    let values = |answer: &Option<Answer>| answer.clone().and_then(Result::ok).unwrap_or_else(|| none.clone());
+    let values = |answer: &Option<Answer>| {
+        answer
+            .clone()
+            .and_then(Result::ok)
+            .unwrap_or_else(|| none.clone())
+    };
     let (sm_active, busy) = (values(&seen.sm_active), values(&seen.busy));
     stage.record(Sample {
         at: 0.0,
@@ -248,7 +300,14 @@ fn show(stage: &Stage, backstage: &Backstage, seen: &Seen) {
         busy: mean(&busy),
         sm_active: mean(&sm_active),
         age: oldest(&sm_active),
-        queue: Some(backstage.serving.replicas().iter().map(|replica| replica.queue).sum()),
+        queue: Some(
+            backstage
+                .serving
+                .replicas()
+                .iter()
+                .map(|replica| replica.queue)
+                .sum(),
+        ),
         current: seen.hpa.current,
         desired: seen.hpa.desired,
         ready: seen.count(Phase::Ready),
@@ -282,20 +341,33 @@ fn show(stage: &Stage, backstage: &Backstage, seen: &Seen) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::reading::Reading;
+    use super::*;
 
     fn seen(desired: i32, ready: usize, answered: usize) -> Seen {
         let name = |number: usize| format!("llm-{number}");
         Seen {
             at: Instant::now(),
-            hpa: Hpa { current: Some(desired), desired: Some(desired), ..Hpa::default() },
+            hpa: Hpa {
+                current: Some(desired),
+                desired: Some(desired),
+                ..Hpa::default()
+            },
             pods: (0..ready)
                 .map(|number| {
-                    (name(number), SeenPod { uid: String::new(), node: "gpu-1".into(), phase: Phase::Ready })
+                    (
+                        name(number),
+                        SeenPod {
+                            uid: String::new(),
+                            node: "gpu-1".into(),
+                            phase: Phase::Ready,
+                        },
+                    )
                 })
                 .collect(),
-            sm_active: Some(Ok((0..answered).map(|number| (name(number), Reading { value: 1.0, age: 1.0 })).collect())),
+            sm_active: Some(Ok((0..answered)
+                .map(|number| (name(number), Reading { value: 1.0, age: 1.0 }))
+                .collect())),
             busy: None,
         }
     }
@@ -306,7 +378,14 @@ mod tests {
         assert!(!seen(4, 3, 3).is_settled());
         assert!(!seen(3, 3, 2).is_settled());
         let mut ending = seen(3, 3, 3);
-        ending.pods.insert("old".into(), SeenPod { uid: String::new(), node: String::new(), phase: Phase::Ending });
+        ending.pods.insert(
+            "old".into(),
+            SeenPod {
+                uid: String::new(),
+                node: String::new(),
+                phase: Phase::Ending,
+            },
+        );
         assert!(!ending.is_settled());
     }
 

@@ -18,7 +18,8 @@ use super::picture::Stage;
 const PAGE: &str = include_str!("page.html");
 
 /// Nothing may be loaded from elsewhere, even if the page asked.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
+const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
 
 /// Serves until cancelled.
 ///
@@ -27,17 +28,34 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 pub async fn serve(listener: TcpListener, stage: Arc<Stage>, stop: CancellationToken) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let app = axum::Router::new().route("/", get(page)).route("/state.json", get(picture)).with_state(stage);
-    axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned()).await
+    let app = axum::Router::new()
+        .route("/", get(page))
+        .route("/state.json", get(picture))
+        .with_state(stage);
+    axum::serve(listener, app)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await
 }
 
 async fn page() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)], PAGE)
+    (
+        [
+            (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+        ],
+        PAGE,
+    )
 }
 
 async fn picture(State(stage): State<Arc<Stage>>) -> impl IntoResponse {
     let body = serde_json::to_vec(&stage.picture()).unwrap_or_default();
-    ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], body)
+    (
+        [
+            (header::CONTENT_TYPE, "application/json"),
+            (header::CACHE_CONTROL, "no-store"),
+        ],
+        body,
+    )
 }
 
 #[cfg(test)]

@@ -145,7 +145,11 @@ impl Picture {
             nodes: Vec::new(),
             acts: acts
                 .iter()
-                .map(|claim| Act { claim, status: ActStatus::Waiting, evidence: String::new() })
+                .map(|claim| Act {
+                    claim,
+                    status: ActStatus::Waiting,
+                    evidence: String::new(),
+                })
                 .collect(),
             events: VecDeque::new(),
             links: Vec::new(),
@@ -170,7 +174,10 @@ impl Stage {
     /// A stage with an empty picture.
     #[must_use]
     pub fn new(picture: Picture) -> Self {
-        Self { began: Instant::now(), picture: Mutex::new(picture) }
+        Self {
+            began: Instant::now(),
+            picture: Mutex::new(picture),
+        }
     }
 
     /// A copy for drawing.
@@ -190,9 +197,15 @@ impl Stage {
     /// Says what is happening now, and keeps it among the events.
     pub fn say(&self, text: impl Into<String>) {
         let text = text.into();
+        self.lock().now.clone_from(&text);
+        self.note(text);
+    }
+
+    /// Keeps something that happened among the events.
+    pub fn note(&self, text: impl Into<String>) {
+        let text = text.into();
         let at = self.elapsed();
         let mut picture = self.lock();
-        picture.now.clone_from(&text);
         if picture.events.len() == EVENTS {
             picture.events.pop_front();
         }
@@ -241,7 +254,10 @@ mod tests {
     fn history_and_events_are_bounded() {
         let stage = Stage::new(Picture::new("test", &["a"]));
         for number in 0..HISTORY + 10 {
-            stage.record(Sample { ready: u32::try_from(number).unwrap(), ..Sample::default() });
+            stage.record(Sample {
+                ready: u32::try_from(number).unwrap(),
+                ..Sample::default()
+            });
         }
         for number in 0..EVENTS + 10 {
             stage.say(format!("event {number}"));

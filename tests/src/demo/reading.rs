@@ -27,7 +27,11 @@ pub type Answer = Result<BTreeMap<String, Reading>, Refused>;
 #[must_use]
 pub fn path(namespace: &str, pod: &str, metric: &str, selector: &str) -> String {
     let base = format!("/apis/custom.metrics.k8s.io/v1beta2/namespaces/{namespace}/pods/{pod}/{metric}");
-    if selector.is_empty() { base } else { format!("{base}?labelSelector={}", selector.replace('=', "%3D")) }
+    if selector.is_empty() {
+        base
+    } else {
+        format!("{base}?labelSelector={}", selector.replace('=', "%3D"))
+    }
 }
 
 /// Reads a body.
@@ -35,17 +39,25 @@ pub fn path(namespace: &str, pod: &str, metric: &str, selector: &str) -> String 
 /// # Errors
 /// A message when the body is neither a list of values nor a Status.
 pub fn read(code: u16, body: &[u8], now: Timestamp) -> Result<Answer, String> {
-    let body: Value = serde_json::from_slice(body)
-        .map_err(|error| format!("the metrics API answered {code} with something that is not JSON: {error}"))?;
+    let body: Value = serde_json::from_slice(body).map_err(|error| {
+        format!("the metrics API answered {code} with something that is not JSON: {error}")
+    })?;
     if code != 200 {
         let message = body["message"].as_str().unwrap_or_default().to_owned();
         return Ok(Err(Refused { code, message }));
     }
-    let items = body["items"].as_array().ok_or("the metrics API answered without items")?;
+    let items = body["items"]
+        .as_array()
+        .ok_or("the metrics API answered without items")?;
     let mut readings = BTreeMap::new();
     for item in items {
-        let pod = item["describedObject"]["name"].as_str().ok_or("an item without a name")?;
-        let value = item["value"].as_str().and_then(quantity).ok_or_else(|| format!("{pod}: {}", item["value"]))?;
+        let pod = item["describedObject"]["name"]
+            .as_str()
+            .ok_or("an item without a name")?;
+        let value = item["value"]
+            .as_str()
+            .and_then(quantity)
+            .ok_or_else(|| format!("{pod}: {}", item["value"]))?;
         let measured: Timestamp = item["timestamp"]
             .as_str()
             .and_then(|text| text.parse().ok())
@@ -79,7 +91,11 @@ pub fn quantity(text: &str) -> Option<f64> {
     let plain = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
     SUFFIXES
         .iter()
-        .find_map(|(suffix, factor)| text.strip_suffix(suffix).and_then(plain).map(|number| number * factor))
+        .find_map(|(suffix, factor)| {
+            text.strip_suffix(suffix)
+                .and_then(plain)
+                .map(|number| number * factor)
+        })
         .or_else(|| plain(text))
 }
 
@@ -105,7 +121,9 @@ mod tests {
         let body = br#"{"kind":"MetricValueList","items":[
             {"describedObject":{"name":"a"},"value":"62400m","timestamp":"2026-01-01T00:00:10Z"},
             {"describedObject":{"name":"b"},"value":"40","timestamp":"2026-01-01T00:00:11Z"}]}"#;
-        let answer = read(200, body, "2026-01-01T00:00:12.5Z".parse().unwrap()).unwrap().unwrap();
+        let answer = read(200, body, "2026-01-01T00:00:12.5Z".parse().unwrap())
+            .unwrap()
+            .unwrap();
         assert!((answer["a"].value - 62.4).abs() < 1e-9 && (answer["a"].age - 2.5).abs() < 1e-9);
         assert!((mean(&answer).unwrap() - 51.2).abs() < 1e-9);
         assert!((oldest(&answer).unwrap() - 2.5).abs() < 1e-9);
@@ -113,14 +131,31 @@ mod tests {
 
     #[test]
     fn a_refusal_keeps_code_and_message() {
-        let answer = read(404, br#"{"kind":"Status","message":"12 s old"}"#, Timestamp::UNIX_EPOCH).unwrap();
-        assert_eq!(answer, Err(Refused { code: 404, message: "12 s old".into() }));
+        let answer = read(
+            404,
+            br#"{"kind":"Status","message":"12 s old"}"#,
+            Timestamp::UNIX_EPOCH,
+        )
+        .unwrap();
+        assert_eq!(
+            answer,
+            Err(Refused {
+                code: 404,
+                message: "12 s old".into()
+            })
+        );
         assert!(read(502, b"<html>", Timestamp::UNIX_EPOCH).is_err());
     }
 
     #[test]
     fn quantities_are_read() {
-        for (text, number) in [("85250m", 85.25), ("42", 42.0), ("1k", 1000.0), ("2Gi", 2_147_483_648.0), ("7E", 7e18)] {
+        for (text, number) in [
+            ("85250m", 85.25),
+            ("42", 42.0),
+            ("1k", 1000.0),
+            ("2Gi", 2_147_483_648.0),
+            ("7E", 7e18),
+        ] {
             assert!((quantity(text).unwrap() - number).abs() < 1e-6, "{text}");
         }
         assert_eq!(quantity("NaN"), None);

@@ -28,8 +28,10 @@ use crate::process::{Artefacts, Program, Scrape, fetch};
 use crate::wait::until;
 
 /// What this half claims.
-pub const CLAIMS: [&str; 2] =
-    ["a GPU's reading becomes a pod's value in the metrics API", super::story::CLAIMS[0]];
+pub const CLAIMS: [&str; 2] = [
+    "a GPU's reading becomes a pod's value in the metrics API",
+    super::story::CLAIMS[0],
+];
 
 /// Namespace of the pods.
 const NAMESPACE: &str = "demo";
@@ -84,7 +86,9 @@ pub struct Half {
 
 impl std::fmt::Debug for Half {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Half").field("api", &self.api).finish_non_exhaustive()
+        f.debug_struct("Half")
+            .field("api", &self.api)
+            .finish_non_exhaustive()
     }
 }
 
@@ -117,15 +121,35 @@ impl Half {
             stage.say("starting forewarm-exporter on a stand-in for the driver's library");
             let control = folder.path().join("control.json");
             Control::default().write(&control)?;
-            exporter(artefacts, &artefacts.fake_nvml, &kubelet_dir, folder.path(), Some(control)).await?
+            exporter(
+                artefacts,
+                &artefacts.fake_nvml,
+                &kubelet_dir,
+                folder.path(),
+                Some(control),
+            )
+            .await?
         };
-        let gpus = until("readings of a GPU", PATIENCE, || gpus(running.metrics)).await.map_err(|late| {
-            if real { anyhow::anyhow!("the driver's library is there, but no GPU answers: {late}") } else { late.into() }
-        })?;
+        let gpus = until("readings of a GPU", PATIENCE, || gpus(running.metrics))
+            .await
+            .map_err(|late| {
+                if real {
+                    anyhow::anyhow!("the driver's library is there, but no GPU answers: {late}")
+                } else {
+                    late.into()
+                }
+            })?;
         kubelet.set_allocatable(forewarm_signals::resource::GPU, gpus.clone());
         stage.say("starting forewarm-adapter --standalone");
         let (adapter, api) = adapter(artefacts, running.metrics, folder.path()).await?;
-        Ok(Self { adapter, api, exporter: running, kubelet, gpus, _folder: folder })
+        Ok(Self {
+            adapter,
+            api,
+            exporter: running,
+            kubelet,
+            gpus,
+            _folder: folder,
+        })
     }
 
     /// Plays until `until` says so, showing what the adapter's API answers.
@@ -140,17 +164,27 @@ impl Half {
         mut over: impl FnMut() -> bool,
     ) -> anyhow::Result<Outcome> {
         stage.update(|picture| {
-            picture.nodes =
-                vec![NodeRow { name: "this node".into(), exporter: "up", used: 0, gpus: self.gpus.len() }];
+            picture.nodes = vec![NodeRow {
+                name: "this node".into(),
+                exporter: "up",
+                used: 0,
+                gpus: self.gpus.len(),
+            }];
         });
-        let mut replicas: Vec<Simulated> =
-            self.gpus.iter().enumerate().map(|(index, uuid)| Simulated::new(index, uuid)).collect();
+        let mut replicas: Vec<Simulated> = self
+            .gpus
+            .iter()
+            .enumerate()
+            .map(|(index, uuid)| Simulated::new(index, uuid))
+            .collect();
         let real = self.exporter.control.is_none();
         let start = Instant::now();
         load.start(start);
         if real {
             stage.say("each GPU is shown as the pod that would hold it alone");
-            replicas.iter_mut().for_each(|replica| replica.begin(start, Duration::ZERO));
+            replicas
+                .iter_mut()
+                .for_each(|replica| replica.begin(start, Duration::ZERO));
         } else {
             stage.say("one replica serves; a second one starts soon and loads its weights first");
         }
@@ -165,8 +199,18 @@ impl Half {
                     self.kubelet.put(pod);
                 }
             }
-            let (sm_active, busy) = (self.ask("gpu_sm_active_percent").await, self.ask("gpu_busy_percent").await);
-            show(stage, &replicas, (!real).then(|| load.gpus(now)), now, &sm_active, &busy);
+            let (sm_active, busy) = (
+                self.ask("gpu_sm_active_percent").await,
+                self.ask("gpu_busy_percent").await,
+            );
+            show(
+                stage,
+                &replicas,
+                (!real).then(|| load.gpus(now)),
+                now,
+                &sm_active,
+                &busy,
+            );
             judge(stage, &mut outcome, &replicas, now, &sm_active, &busy);
             if let Some(status) = self.adapter.exited() {
                 anyhow::bail!("forewarm-adapter ended: {status}\n{}", self.adapter.log());
@@ -192,7 +236,9 @@ impl Half {
                 replica.begin(now, if after.is_zero() { Duration::ZERO } else { LOADING });
             }
         }
-        let ready = u32::try_from(replicas.iter().filter(|replica| replica.is_ready(now)).count()).unwrap_or(1).max(1);
+        let ready = u32::try_from(replicas.iter().filter(|replica| replica.is_ready(now)).count())
+            .unwrap_or(1)
+            .max(1);
         let share = load.gpus(now) / f64::from(ready);
         let mut control = Control::default();
         for (index, replica) in (0_u32..).zip(replicas.iter_mut()) {
@@ -207,7 +253,9 @@ impl Half {
     }
 
     async fn ask(&self, metric: &str) -> Option<Answer> {
-        let answer = fetch(self.api, &reading::path(NAMESPACE, "%2A", metric, "")).await.ok()?;
+        let answer = fetch(self.api, &reading::path(NAMESPACE, "%2A", metric, ""))
+            .await
+            .ok()?;
         reading::read(answer.status.as_u16(), &answer.body, Timestamp::now()).ok()
     }
 }
@@ -238,7 +286,12 @@ struct Life {
 
 impl Simulated {
     fn new(index: usize, gpu: &str) -> Self {
-        Self { name: format!("llm-{index}"), uid: format!("demo-{index}"), gpu: gpu.to_owned(), life: None }
+        Self {
+            name: format!("llm-{index}"),
+            uid: format!("demo-{index}"),
+            gpu: gpu.to_owned(),
+            life: None,
+        }
     }
 
     fn begin(&mut self, now: Instant, loading: Duration) {
@@ -252,7 +305,9 @@ impl Simulated {
     }
 
     fn is_ready(&self, now: Instant) -> bool {
-        self.life.as_ref().is_some_and(|life| now.saturating_duration_since(life.since) >= life.loading)
+        self.life
+            .as_ref()
+            .is_some_and(|life| now.saturating_duration_since(life.since) >= life.loading)
     }
 
     fn advance(&mut self, now: Instant, share: f64) -> Option<Activity> {
@@ -261,7 +316,10 @@ impl Simulated {
         let offered = if ready { share } else { 0.0 };
         let step = now.saturating_duration_since(life.last);
         life.last = now;
-        life.activity = Some(life.replica.advance(now.saturating_duration_since(life.since), step, offered));
+        life.activity = Some(
+            life.replica
+                .advance(now.saturating_duration_since(life.since), step, offered),
+        );
         life.activity
     }
 
@@ -273,12 +331,19 @@ impl Simulated {
     }
 
     fn queue(&self) -> f64 {
-        self.life.as_ref().and_then(|life| life.activity).map_or(0.0, |activity| activity.queue)
+        self.life
+            .as_ref()
+            .and_then(|life| life.activity)
+            .map_or(0.0, |activity| activity.queue)
     }
 }
 
 fn gpu(activity: &Activity) -> GpuControl {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of one GPU")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "bytes of one GPU"
+    )]
     let memory_used_bytes = activity.memory_used_bytes as u64;
     GpuControl {
         busy: Some(activity.busy),
@@ -300,7 +365,9 @@ fn show(
     let values = |answer: &Option<Answer>| answer.clone().and_then(Result::ok).unwrap_or_default();
     let (sm_active, busy) = (values(sm_active), values(busy));
     let count = |ready: bool| {
-        let these = replicas.iter().filter(|replica| replica.life.is_some() && replica.is_ready(now) == ready);
+        let these = replicas
+            .iter()
+            .filter(|replica| replica.life.is_some() && replica.is_ready(now) == ready);
         u32::try_from(these.count()).unwrap_or(0)
     };
     // Not every GPU has GPM: on older ones utilisation is all there is.
@@ -342,21 +409,42 @@ fn judge(
     sm_active: &Option<Answer>,
     busy: &Option<Answer>,
 ) {
-    let Some(values) = [sm_active, busy].into_iter().flatten().find_map(|answer| answer.as_ref().ok()) else {
+    let Some(values) = [sm_active, busy]
+        .into_iter()
+        .flatten()
+        .find_map(|answer| answer.as_ref().ok())
+    else {
         return;
     };
     if outcome.pods == 0 && !values.is_empty() {
         stage.act(0, ActStatus::Shown, format!("{} pods answered for", values.len()));
         stage.say("the first value is there");
     }
+    if values.len() > outcome.pods && outcome.pods > 0 {
+        stage.say(format!("{} pods are ready and answered for", values.len()));
+    }
     outcome.pods = outcome.pods.max(values.len());
     outcome.age = oldest(values).or(outcome.age);
-    for replica in replicas.iter().filter(|replica| replica.life.is_some() && !replica.is_ready(now)) {
+    for replica in replicas
+        .iter()
+        .filter(|replica| replica.life.is_some() && !replica.is_ready(now))
+    {
         let listed = values.contains_key(&replica.name);
         if outcome.withheld != Some(false) && outcome.withheld != Some(!listed) {
-            let (status, word) = if listed { (ActStatus::Refuted, "in") } else { (ActStatus::Shown, "not in") };
-            stage.act(1, status, format!("{} loads its weights and is {word} the answer", replica.name));
-            stage.say(format!("{} loads its weights and is {word} the answer", replica.name));
+            let (status, word) = if listed {
+                (ActStatus::Refuted, "in")
+            } else {
+                (ActStatus::Shown, "not in")
+            };
+            stage.act(
+                1,
+                status,
+                format!("{} loads its weights and is {word} the answer", replica.name),
+            );
+            stage.say(format!(
+                "{} loads its weights and is {word} the answer",
+                replica.name
+            ));
         }
         outcome.withheld = Some(outcome.withheld.unwrap_or(true) && !listed);
     }
@@ -364,13 +452,19 @@ fn judge(
 
 /// UUIDs of the GPUs that answer.
 async fn gpus(exporter: SocketAddr) -> Result<Vec<String>, String> {
-    let scrape = Scrape::get(exporter, "/metrics").await.map_err(|error| format!("{error:#}"))?;
+    let scrape = Scrape::get(exporter, "/metrics")
+        .await
+        .map_err(|error| format!("{error:#}"))?;
     let up: Vec<String> = scrape
         .all(forewarm_signals::gpu::UP.name, &[])
         .filter(|sample| sample.value > 0.0)
         .map(|sample| sample.label("uuid").to_owned())
         .collect();
-    if up.is_empty() { Err("no GPU is up yet".to_owned()) } else { Ok(up) }
+    if up.is_empty() {
+        Err("no GPU is up yet".to_owned())
+    } else {
+        Ok(up)
+    }
 }
 
 async fn adapter(
@@ -393,7 +487,14 @@ async fn adapter(
         .arg("--standalone")
         .arg("--config")
         .arg(config)
-        .args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json"])
+        .args([
+            "--listen",
+            "127.0.0.1:0",
+            "--admin-listen",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+        ])
         .env_remove("KUBERNETES_SERVICE_HOST")
         .env_remove("KUBECONFIG");
     let mut program = Program::start("forewarm-adapter", command, folder)?;
@@ -410,7 +511,14 @@ async fn exporter(
 ) -> anyhow::Result<Running> {
     let mut command = Command::new(&artefacts.exporter);
     command
-        .args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json"])
+        .args([
+            "--listen",
+            "127.0.0.1:0",
+            "--admin-listen",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+        ])
         .args(["--node-name", "this"])
         .arg("--nvml-library")
         .arg(library)
@@ -425,13 +533,20 @@ async fn exporter(
     }
     let mut program = Program::start("forewarm-exporter", command, folder)?;
     let metrics = program.listening("metrics").await?;
-    Ok(Running { metrics, control, _program: program })
+    Ok(Running {
+        metrics,
+        control,
+        _program: program,
+    })
 }
 
 /// The driver's library on this machine.
 fn driver_library() -> anyhow::Result<PathBuf> {
     const NAME: &str = "libnvidia-ml.so.1";
-    let known = DRIVER_FOLDERS.iter().map(|folder| Path::new(folder).join(NAME)).find(|path| path.exists());
+    let known = DRIVER_FOLDERS
+        .iter()
+        .map(|folder| Path::new(folder).join(NAME))
+        .find(|path| path.exists());
     known.or_else(|| cached_library(NAME)).with_context(|| {
         format!(
             "NVML=real: there is no {NAME} on this machine (looked in {} and in ldconfig's cache); install NVIDIA's \
@@ -443,7 +558,9 @@ fn driver_library() -> anyhow::Result<PathBuf> {
 
 /// What the dynamic linker would find, by `ldconfig -p`.
 fn cached_library(name: &str) -> Option<PathBuf> {
-    let output = ["/sbin/ldconfig", "ldconfig"].into_iter().find_map(|program| Command::new(program).arg("-p").output().ok())?;
+    let output = ["/sbin/ldconfig", "ldconfig"]
+        .into_iter()
+        .find_map(|program| Command::new(program).arg("-p").output().ok())?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines()
         .find(|line| line.trim_start().starts_with(name))

@@ -42,6 +42,9 @@ const TOLERANCE: f64 = 0.1;
 /// Time between two looks of a wait.
 const PAUSE: Duration = Duration::from_millis(150);
 
+/// See [`Story::reaction`].
+const HALF_SECOND: Duration = Duration::from_millis(500);
+
 /// How long one deployment may take to settle once its load is held.
 const SETTLE: Duration = Duration::from_secs(75);
 
@@ -95,10 +98,20 @@ impl Story {
     /// # Errors
     /// When the workload never becomes ready: without it there is no story.
     pub async fn tell(self) -> anyhow::Result<Summary> {
-        self.stage.say("waiting for the first replica and its first value");
-        self.until("a first replica with a value that the HPA can read", Duration::from_secs(120), |seen| {
-            seen.is_settled() && seen.hpa.scaling_active.as_ref().is_some_and(|(active, _)| *active)
-        })
+        self.stage
+            .say("waiting for the first replica and its first value");
+        self.until(
+            "a first replica with a value that the HPA can read",
+            Duration::from_secs(120),
+            |seen| {
+                seen.is_settled()
+                    && seen
+                        .hpa
+                        .scaling_active
+                        .as_ref()
+                        .is_some_and(|(active, _)| *active)
+            },
+        )
         .await?;
         let begin = Instant::now();
         self.load.start(begin);
@@ -107,20 +120,31 @@ impl Story {
         let loading_replica = self.loading_act().await;
         let stopped_exporter = self.stopped_act().await;
         let hpa_end = self.end().await;
-        Ok(Summary { hpa_max: self.wishes.most(), hpa_end, reaction_s, stopped_exporter, loading_replica })
+        Ok(Summary {
+            hpa_max: self.wishes.most(),
+            hpa_end,
+            reaction_s,
+            stopped_exporter,
+            loading_replica,
+        })
     }
 
     /// Seconds from the load's step to the HPA's wish for a second replica.
     async fn reaction(&self, begin: Instant) -> Option<f64> {
         // What one replica can take before the HPA acts.
         let step = self.load.first_above(self.aim / 100.0 * (1.0 + TOLERANCE))?;
-        tokio::time::sleep(step.saturating_duration_since(Instant::now())).await;
+        // Half a second on, a steep step is over and its height can be told.
+        tokio::time::sleep((step + HALF_SECOND).saturating_duration_since(Instant::now())).await;
         self.stage.say(format!(
             "the load steps up to {:.1} GPUs: busy saturates at once, SM activity says how far",
             self.load.gpus(Instant::now())
         ));
         let patience = self.sync * 5 + self.window + Duration::from_secs(10);
-        self.until("a wish for more replicas", patience, |_| self.wishes.first_above(1, begin).is_some()).await.ok()?;
+        self.until("a wish for more replicas", patience, |_| {
+            self.wishes.first_above(1, begin).is_some()
+        })
+        .await
+        .ok()?;
         let wish = self.wishes.first_above(1, step)?;
         let seconds = wish.saturating_duration_since(step).as_secs_f64();
         self.stage.say(format!(
@@ -150,20 +174,35 @@ impl Story {
 
     async fn watch_loading(&self) -> Result<Loading, Late> {
         let first = self
-            .until("a replica that runs and still loads", Duration::from_secs(45), |seen| {
-                seen.count(Phase::Loading) > 0 && seen.count(Phase::Ready) > 0
-            })
+            .until(
+                "a replica that runs and still loads",
+                Duration::from_secs(45),
+                |seen| seen.count(Phase::Loading) > 0 && seen.count(Phase::Ready) > 0,
+            )
             .await?;
         let Some((name, pod)) = first.pods.iter().find(|(_, pod)| pod.phase == Phase::Loading) else {
-            return Err(Late { what: "a loading replica", within: Duration::ZERO });
+            return Err(Late {
+                what: "a loading replica",
+                within: Duration::ZERO,
+            });
         };
         let now = Instant::now();
         // Whatever the HPA knows of the load by then, holding at less could make it shrink by itself.
-        self.load.hold(now, self.load.gpus(now).max(self.load.recent_mean(now, self.window)));
-        self.stage.act(LOADING, ActStatus::Running, format!("{name} on {}", pod.node));
-        self.stage.say(format!("{name} loads its weights: the metrics API must not have a value for it"));
+        self.load.hold(
+            now,
+            self.load.gpus(now).max(self.load.recent_mean(now, self.window)),
+        );
+        self.stage
+            .act(LOADING, ActStatus::Running, format!("{name} on {}", pod.node));
+        self.stage.say(format!(
+            "{name} loads its weights: the metrics API must not have a value for it"
+        ));
         let wanted = self.wishes.since(now).first().copied().unwrap_or_default();
-        let mut told = Loading { desired_before: wanted, desired_lowest: wanted, ..Loading::default() };
+        let mut told = Loading {
+            desired_before: wanted,
+            desired_lowest: wanted,
+            ..Loading::default()
+        };
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let seen = self.seen.borrow().clone();
@@ -211,9 +250,13 @@ impl Story {
         let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
             kube::Api::namespaced(self.client.clone(), &self.target.namespace);
         pods.get(name).await.is_ok_and(|pod| {
-            pod.status.and_then(|status| status.conditions).is_some_and(|conditions| {
-                conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "False")
-            })
+            pod.status
+                .and_then(|status| status.conditions)
+                .is_some_and(|conditions| {
+                    conditions
+                        .iter()
+                        .any(|condition| condition.type_ == "Ready" && condition.status == "False")
+                })
         })
     }
 
@@ -235,7 +278,12 @@ impl Story {
 
     async fn watch_stopped(&self, patience: Duration) -> Result<(StoppedExporter, String), Late> {
         self.stage.say("the load climbs on; replicas follow");
-        let half_way = Instant::now() + self.load.length().saturating_sub(self.load.position(Instant::now())).mul_f64(0.45);
+        let half_way = Instant::now()
+            + self
+                .load
+                .length()
+                .saturating_sub(self.load.position(Instant::now()))
+                .mul_f64(0.45);
         self.until("three replicas on two nodes", patience, |seen| {
             let busy_nodes: std::collections::BTreeSet<_> = ready_nodes(seen).collect();
             let plateau = seen.count(Phase::Ready) >= 3 && busy_nodes.len() >= 2;
@@ -245,26 +293,45 @@ impl Story {
         .await?;
         let now = Instant::now();
         self.load.hold(now, self.load.recent_mean(now, self.window * 2));
-        self.stage.act(STOPPED, ActStatus::Running, "waiting until load, replicas and HPA agree");
-        self.stage.say(format!("the load is held at {:.1} GPUs until the HPA has settled", self.load.gpus(now)));
+        self.stage.act(
+            STOPPED,
+            ActStatus::Running,
+            "waiting until load, replicas and HPA agree",
+        );
+        self.stage.say(format!(
+            "the load is held at {:.1} GPUs until the HPA has settled",
+            self.load.gpus(now)
+        ));
         let node = self.settled().await?;
         let before = self.wishes.last();
 
         let stopped_at = Instant::now();
         if !self.exporters.stop(&node) {
-            return Err(Late { what: "a running exporter to stop", within: Duration::ZERO });
+            return Err(Late {
+                what: "a running exporter to stop",
+                within: Duration::ZERO,
+            });
         }
         self.mark(&node, "stopped");
-        self.stage.act(STOPPED, ActStatus::Running, format!("SIGSTOP to the exporter on {node}"));
-        self.stage.say(format!("the exporter on {node} is stopped: its values must vanish, and the HPA must hold"));
+        self.stage.act(
+            STOPPED,
+            ActStatus::Running,
+            format!("SIGSTOP to the exporter on {node}"),
+        );
+        self.stage.say(format!(
+            "the exporter on {node} is stopped: its values must vanish, and the HPA must hold"
+        ));
         let outcome = self.while_stopped(&node, stopped_at).await;
         self.exporters.go_on(&node);
         self.mark(&node, "up");
-        self.stage.say(format!("the exporter on {node} goes on: values come back"));
+        self.stage
+            .say(format!("the exporter on {node} goes on: values come back"));
         let back = self
             .until("all values again", Duration::from_secs(30), |seen| {
                 seen.sm_active.as_ref().is_some_and(|answer| {
-                    answer.as_ref().is_ok_and(|values| seen.pods.keys().all(|pod| values.contains_key(pod)))
+                    answer
+                        .as_ref()
+                        .is_ok_and(|values| seen.pods.keys().all(|pod| values.contains_key(pod)))
                 })
             })
             .await;
@@ -304,7 +371,10 @@ impl Story {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Err(Late { what: "a settled HPA", within: SETTLE })
+        Err(Late {
+            what: "a settled HPA",
+            within: SETTLE,
+        })
     }
 
     /// Waits for the refusal, then lets the HPA sync a few times without the values.
@@ -315,16 +385,25 @@ impl Story {
             .borrow()
             .as_ref()
             .and_then(|seen| {
-                seen.pods.iter().find(|(_, pod)| pod.node == node && pod.phase == Phase::Ready).map(|(name, _)| name.clone())
+                seen.pods
+                    .iter()
+                    .find(|(_, pod)| pod.node == node && pod.phase == Phase::Ready)
+                    .map(|(name, _)| name.clone())
             })
-            .ok_or(Late { what: "a replica on that node", within: Duration::ZERO })?;
+            .ok_or(Late {
+                what: "a replica on that node",
+                within: Duration::ZERO,
+            })?;
         let deadline = Instant::now() + within;
         let refused = loop {
             if let Ok(Err(refused)) = self.value_of(&pod).await {
                 break refused;
             }
             if Instant::now() > deadline {
-                return Err(Late { what: "a refusal to serve old values", within });
+                return Err(Late {
+                    what: "a refusal to serve old values",
+                    within,
+                });
             }
             self.stage.progress(format!(
                 "the exporter on {node} has been stopped for {:.0} s; values older than {:.0} s are not served",
@@ -342,7 +421,10 @@ impl Story {
         while Instant::now() < hpa_looks {
             let seen = self.seen.borrow().clone();
             if let Some(hpa) = seen.map(|seen| seen.hpa) {
-                let without = hpa.scaling_active.filter(|(active, _)| !active).map(|(_, message)| message);
+                let without = hpa
+                    .scaling_active
+                    .filter(|(active, _)| !active)
+                    .map(|(_, message)| message);
                 self.stage.progress(format!(
                     "the HPA goes on with the values it has and wants {}{}",
                     hpa.desired.unwrap_or_default(),
@@ -361,15 +443,22 @@ impl Story {
     /// Waits for the load's end and the HPA's return to one.
     async fn end(&self) -> i32 {
         self.stage.say("the load goes on, and then away");
-        let left = self.load.length().saturating_sub(self.load.position(Instant::now()));
+        let left = self
+            .load
+            .length()
+            .saturating_sub(self.load.position(Instant::now()));
         let _ = self
-            .until("the end of the load", left + Duration::from_secs(30), |_| self.load.is_over(Instant::now()))
+            .until("the end of the load", left + Duration::from_secs(30), |_| {
+                self.load.is_over(Instant::now())
+            })
             .await;
         if self.load.gpus(Instant::now()) > self.aim / 100.0 {
-            self.stage.say("the recording ends under load: the load is taken away");
+            self.stage
+                .say("the recording ends under load: the load is taken away");
             self.load.hold(Instant::now(), 0.0);
         }
-        self.stage.say("the load is gone: the HPA must come back to one replica");
+        self.stage
+            .say("the load is gone: the HPA must come back to one replica");
         let back = self
             .until("one replica", Duration::from_secs(60) + self.sync * 10, |seen| {
                 seen.hpa.desired == Some(1) && seen.count(Phase::Ready) == 1 && seen.pods.len() == 1
@@ -383,19 +472,35 @@ impl Story {
     }
 
     async fn value_of(&self, pod: &str) -> Result<reading::Answer, String> {
-        ask(&self.client, &reading::path(&self.target.namespace, pod, METRIC, "")).await
+        ask(
+            &self.client,
+            &reading::path(&self.target.namespace, pod, METRIC, ""),
+        )
+        .await
     }
 
     fn mark(&self, node: &str, exporter: &'static str) {
         self.stage.update(|picture| {
-            picture.nodes.iter_mut().filter(|row| row.name == node).for_each(|row| row.exporter = exporter);
+            picture
+                .nodes
+                .iter_mut()
+                .filter(|row| row.name == node)
+                .for_each(|row| row.exporter = exporter);
         });
     }
 
     fn close(&self, act: usize, good: bool, evidence: &str) {
-        let status = if good { ActStatus::Shown } else { ActStatus::Refuted };
+        let status = if good {
+            ActStatus::Shown
+        } else {
+            ActStatus::Refuted
+        };
         self.stage.act(act, status, evidence);
-        self.stage.say(format!("{}: {}", if good { "shown" } else { "NOT shown" }, CLAIMS[act]));
+        self.stage.say(format!(
+            "{}: {}",
+            if good { "shown" } else { "NOT shown" },
+            CLAIMS[act]
+        ));
     }
 
     async fn until(
@@ -418,7 +523,10 @@ impl Story {
 }
 
 fn ready_nodes(seen: &Seen) -> impl Iterator<Item = &str> {
-    seen.pods.values().filter(|pod| pod.phase == Phase::Ready).map(|pod| pod.node.as_str())
+    seen.pods
+        .values()
+        .filter(|pod| pod.phase == Phase::Ready)
+        .map(|pod| pod.node.as_str())
 }
 
 /// The node with the fewest ready replicas, but some: the HPA then still has most of its values, which is
@@ -428,7 +536,10 @@ fn fewest_replicas(seen: &Seen) -> Option<String> {
     for node in ready_nodes(seen) {
         *counts.entry(node).or_default() += 1;
     }
-    let least = counts.into_iter().filter(|(node, _)| !node.is_empty()).min_by_key(|(_, count)| *count)?;
+    let least = counts
+        .into_iter()
+        .filter(|(node, _)| !node.is_empty())
+        .min_by_key(|(_, count)| *count)?;
     Some(least.0.to_owned())
 }
 

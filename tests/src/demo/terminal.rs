@@ -26,7 +26,11 @@ const PLAIN: Duration = Duration::from_secs(5);
 /// # Errors
 /// When stdout cannot be written.
 pub async fn show(stage: Arc<Stage>, stop: CancellationToken) -> io::Result<()> {
-    if io::stdout().is_terminal() { redraw(&stage, &stop).await } else { print(&stage, &stop).await }
+    if io::stdout().is_terminal() {
+        redraw(&stage, &stop).await
+    } else {
+        print(&stage, &stop).await
+    }
 }
 
 async fn redraw(stage: &Stage, stop: &CancellationToken) -> io::Result<()> {
@@ -89,7 +93,11 @@ impl Screen {
         queue!(out, EnterAlternateScreen, cursor::Hide, Clear(ClearType::All))?;
         out.flush()?;
         let color = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Ok(Self { size: (0, 0), drawn: Vec::new(), color })
+        Ok(Self {
+            size: (0, 0),
+            drawn: Vec::new(),
+            color,
+        })
     }
 
     fn draw(&mut self, stage: &Stage) -> io::Result<()> {
@@ -101,7 +109,11 @@ impl Screen {
             queue!(out, Clear(ClearType::All))?;
         }
         // One column stays free: at the very last one, clearing the rest of a line would take its last letter.
-        let lines = view::lines(&stage.picture(), usize::from(size.0).saturating_sub(1), usize::from(size.1));
+        let lines = view::lines(
+            &stage.picture(),
+            usize::from(size.0).saturating_sub(1),
+            usize::from(size.1),
+        );
         for (number, row) in (0..size.1).enumerate() {
             let (line, was) = (lines.get(number), self.drawn.get(number));
             if line == was {

@@ -39,7 +39,10 @@ pub struct Piece {
 pub type Line = Vec<Piece>;
 
 fn piece(text: impl Into<String>, look: Look) -> Piece {
-    Piece { text: text.into(), look }
+    Piece {
+        text: text.into(),
+        look,
+    }
 }
 
 /// Width of the names and of the numbers of the upper block.
@@ -56,13 +59,17 @@ const LEAST_EVENTS: usize = 3;
 #[must_use]
 pub fn lines(picture: &Picture, width: usize, height: usize) -> Vec<Line> {
     let roomy = height >= ROOMY;
-    let mut top = head(picture);
+    let mut top = head(picture, width);
     top.extend(readings(picture, width));
     top.push(Vec::new());
-    top.extend(picture.acts.iter().flat_map(|act| act_lines(act, roomy)));
+    top.extend(picture.acts.iter().flat_map(|act| act_lines(act, roomy, width)));
     let nodes = node_lines(picture);
     let pods = pod_lines(&picture.pods);
-    let foot: Vec<Line> = picture.links.iter().map(|link| vec![piece(format!(" {link}"), Look::Dim)]).collect();
+    let foot: Vec<Line> = picture
+        .links
+        .iter()
+        .map(|link| vec![piece(format!(" {link}"), Look::Dim)])
+        .collect();
 
     // In a roomy view each of the four blocks below has a blank line before it.
     let fixed = top.len() + nodes.len() + foot.len() + if roomy { 4 } else { 1 };
@@ -84,16 +91,43 @@ pub fn lines(picture: &Picture, width: usize, height: usize) -> Vec<Line> {
     all.into_iter().map(|line| clipped(line, width)).collect()
 }
 
-fn head(picture: &Picture) -> Vec<Line> {
-    vec![
-        vec![
-            piece(" forewarm", Look::Bold),
-            piece(format!("  {}  ", picture.subtitle), Look::Dim),
-            piece(clock(picture.elapsed), Look::Bold),
-        ],
-        vec![piece(" now  ", Look::Dim), piece(picture.now.clone(), Look::Warning)],
-        Vec::new(),
-    ]
+fn head(picture: &Picture, width: usize) -> Vec<Line> {
+    let mut lines = vec![vec![
+        piece(" forewarm ", Look::Bold),
+        piece(format!("{}  ", clock(picture.elapsed)), Look::Bold),
+        piece(picture.subtitle.clone(), Look::Dim),
+    ]];
+    // Two lines always, so that nothing below jumps about.
+    let mut now = wrapped(&picture.now, width.saturating_sub(NOW.len()));
+    now.resize(2, String::new());
+    let first = now.remove(0);
+    lines.push(vec![piece(NOW, Look::Dim), piece(first, Look::Warning)]);
+    let indent = " ".repeat(NOW.len());
+    lines.extend(
+        now.into_iter()
+            .map(|text| vec![piece(format!("{indent}{text}"), Look::Warning)]),
+    );
+    lines
+}
+
+/// Before the sentence about the moment.
+const NOW: &str = " now  ";
+
+/// Cut into lines at spaces; a word longer than a line is left to be clipped.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last().map_or(0, |line| line.chars().count());
+        match lines.last_mut() {
+            Some(line) if last == 0 => line.push_str(word),
+            Some(line) if last + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn readings(picture: &Picture, width: usize) -> Vec<Line> {
@@ -107,7 +141,8 @@ fn readings(picture: &Picture, width: usize) -> Vec<Line> {
     let mut rows = vec![
         row(
             "offered load",
-            last.offered.map_or("-".to_owned(), |gpus| format!("{gpus:.2} GPUs")),
+            last.offered
+                .map_or("-".to_owned(), |gpus| format!("{gpus:.2} GPUs")),
             Look::Bold,
             plot(|sample| sample.offered, most(|sample| sample.offered, 1.0)),
         ),
@@ -131,14 +166,20 @@ fn readings(picture: &Picture, width: usize) -> Vec<Line> {
         ),
         row(
             "queue",
-            last.queue.map_or("-".to_owned(), |queue| format!("{queue:.0} requests")),
+            last.queue
+                .map_or("-".to_owned(), |queue| format!("{queue:.0} requests")),
             Look::Plain,
             plot(|sample| sample.queue, most(|sample| sample.queue, 20.0)),
         ),
         row(
             "value age",
-            last.age.map_or("no value".to_owned(), |age| format!("{age:.1} s")),
-            if last.age.is_some_and(|age| age < 5.0) { Look::Good } else { Look::Warning },
+            last.age
+                .map_or("no value".to_owned(), |age| format!("{age:.1} s")),
+            if last.age.is_some_and(|age| age < 5.0) {
+                Look::Good
+            } else {
+                Look::Warning
+            },
             plot(|sample| sample.age, most(|sample| sample.age, 5.0)),
         ),
     ];
@@ -146,7 +187,11 @@ fn readings(picture: &Picture, width: usize) -> Vec<Line> {
         rows.push(row(
             "HPA",
             format!("{current} now, {desired} wanted"),
-            if current == desired { Look::Good } else { Look::Warning },
+            if current == desired {
+                Look::Good
+            } else {
+                Look::Warning
+            },
             plot(
                 |sample| sample.desired.map(f64::from),
                 most(|sample| sample.desired.map(f64::from), 2.0),
@@ -156,8 +201,15 @@ fn readings(picture: &Picture, width: usize) -> Vec<Line> {
     rows.push(row(
         "replicas",
         format!("{} ready, {} loading", last.ready, last.loading),
-        if last.loading == 0 { Look::Good } else { Look::Warning },
-        plot(|sample| Some(f64::from(sample.ready)), most(|sample| sample.desired.map(f64::from), 2.0)),
+        if last.loading == 0 {
+            Look::Good
+        } else {
+            Look::Warning
+        },
+        plot(
+            |sample| Some(f64::from(sample.ready)),
+            most(|sample| sample.desired.map(f64::from), 2.0),
+        ),
     ));
     rows
 }
@@ -189,7 +241,9 @@ fn sparkline(
                 return ' ';
             }
             let highest = values.iter().copied().fold(0.0, f64::max);
-            let eighths = (highest / top.max(f64::MIN_POSITIVE) * 8.0).ceil().clamp(1.0, 8.0);
+            let eighths = (highest / top.max(f64::MIN_POSITIVE) * 8.0)
+                .ceil()
+                .clamp(1.0, 8.0);
             // Between 1 and 8 by the clamp.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1..=8")]
             let bar = eighths as usize - 1;
@@ -198,7 +252,7 @@ fn sparkline(
         .collect()
 }
 
-fn act_lines(act: &Act, with_evidence: bool) -> Vec<Line> {
+fn act_lines(act: &Act, with_evidence: bool, width: usize) -> Vec<Line> {
     let (mark, look) = match act.status {
         ActStatus::Waiting => ("[ ]", Look::Dim),
         ActStatus::Running => ("[~]", Look::Warning),
@@ -207,7 +261,13 @@ fn act_lines(act: &Act, with_evidence: bool) -> Vec<Line> {
     };
     let mut lines = vec![vec![piece(format!(" {mark} {}", act.claim), look)]];
     if with_evidence && !act.evidence.is_empty() {
-        lines.push(vec![piece(format!("     {}", act.evidence), Look::Dim)]);
+        let indent = "     ";
+        let evidence = wrapped(&act.evidence, width.saturating_sub(indent.len()));
+        lines.extend(
+            evidence
+                .into_iter()
+                .map(|text| vec![piece(format!("{indent}{text}"), Look::Dim)]),
+        );
     }
     lines
 }
@@ -218,12 +278,19 @@ fn node_lines(picture: &Picture) -> Vec<Line> {
         .iter()
         .map(|node| {
             let free = node.gpus.saturating_sub(node.used);
-            let exporter = if node.exporter == "up" { Look::Good } else { Look::Bad };
+            let exporter = if node.exporter == "up" {
+                Look::Good
+            } else {
+                Look::Bad
+            };
             vec![
                 piece(format!(" {:<NAME$}", node.name), Look::Plain),
                 piece("■".repeat(node.used), Look::Plot),
                 piece("·".repeat(free), Look::Dim),
-                piece(format!("  {} of {} GPUs   exporter ", node.used, node.gpus), Look::Dim),
+                piece(
+                    format!("  {} of {} GPUs   exporter ", node.used, node.gpus),
+                    Look::Dim,
+                ),
                 piece(node.exporter.to_owned(), exporter),
             ]
         })
@@ -260,7 +327,12 @@ fn event_lines(picture: &Picture, room: usize) -> Vec<Line> {
         .events
         .iter()
         .skip(picture.events.len().saturating_sub(room))
-        .map(|event| vec![piece(format!(" {}  ", clock(event.at)), Look::Dim), piece(event.text.clone(), Look::Plain)])
+        .map(|event| {
+            vec![
+                piece(format!(" {}  ", clock(event.at)), Look::Dim),
+                piece(event.text.clone(), Look::Plain),
+            ]
+        })
         .collect()
 }
 
@@ -282,7 +354,10 @@ fn clipped(line: Line, width: usize) -> Line {
         .map(|part| {
             let text: String = part.text.chars().take(left).collect();
             left -= text.chars().count();
-            Piece { text, look: part.look }
+            Piece {
+                text,
+                look: part.look,
+            }
         })
         .filter(|part| !part.text.is_empty())
         .collect()
@@ -292,7 +367,8 @@ fn clipped(line: Line, width: usize) -> Line {
 #[must_use]
 pub fn plain(picture: &Picture) -> String {
     let last = picture.last();
-    let number = |value: Option<f64>, unit: &str| value.map_or("-".to_owned(), |value| format!("{value:.0}{unit}"));
+    let number =
+        |value: Option<f64>, unit: &str| value.map_or("-".to_owned(), |value| format!("{value:.0}{unit}"));
     let replicas = |value: Option<i32>| value.map_or("-".to_owned(), |value| value.to_string());
     format!(
         "{} offered={} busy={} sm_active={} age={} queue={} hpa={}->{} ready={} loading={} | {}",
@@ -314,7 +390,11 @@ pub fn plain(picture: &Picture) -> String {
 #[must_use]
 pub fn clock(seconds: f64) -> String {
     // A demo lasts hours at most.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "small and not negative"
+    )]
     let whole = seconds.max(0.0) as u64;
     format!("{:02}:{:02}", whole / 60, whole % 60)
 }
@@ -325,7 +405,10 @@ mod tests {
     use super::*;
 
     fn picture() -> Picture {
-        let mut picture = Picture::new("real control plane, simulated GPUs", &["a loading replica is withheld"]);
+        let mut picture = Picture::new(
+            "real control plane, simulated GPUs",
+            &["a loading replica is withheld"],
+        );
         picture.target = Some(60.0);
         for at in 0..400 {
             picture.history.push_back(Sample {
@@ -352,14 +435,27 @@ mod tests {
                 age: (number > 0).then_some(0.8),
             })
             .collect();
-        picture.nodes = vec![NodeRow { name: "gpu-1".into(), exporter: "up", used: 3, gpus: 8 }];
-        picture.events = (0..50).map(|at| Event { at: f64::from(at), text: format!("event {at}") }).collect();
+        picture.nodes = vec![NodeRow {
+            name: "gpu-1".into(),
+            exporter: "up",
+            used: 3,
+            gpus: 8,
+        }];
+        picture.events = (0..50)
+            .map(|at| Event {
+                at: f64::from(at),
+                text: format!("event {at}"),
+            })
+            .collect();
         picture.links = vec!["page  http://127.0.0.1:1".into()];
         picture
     }
 
     fn text(lines: &[Line]) -> Vec<String> {
-        lines.iter().map(|line| line.iter().map(|part| part.text.as_str()).collect()).collect()
+        lines
+            .iter()
+            .map(|line| line.iter().map(|part| part.text.as_str()).collect())
+            .collect()
     }
 
     #[test]
@@ -375,8 +471,17 @@ mod tests {
     fn everything_a_sceptic_looks_for_is_there() {
         let all = text(&lines(&picture(), 100, 40)).join("\n");
         for part in [
-            "2.31 GPUs", "saturated", "62 % of 60 %", "12 requests", "0.9 s", "5 now, 6 wanted",
-            "5 ready, 1 loading", "withheld: not ready", "3 of 8 GPUs", "event 49", "http://127.0.0.1:1",
+            "2.31 GPUs",
+            "saturated",
+            "62 % of 60 %",
+            "12 requests",
+            "0.9 s",
+            "5 now, 6 wanted",
+            "5 ready, 1 loading",
+            "withheld: not ready",
+            "3 of 8 GPUs",
+            "event 49",
+            "http://127.0.0.1:1",
         ] {
             assert!(all.contains(part), "no {part:?} in\n{all}");
         }
@@ -385,7 +490,10 @@ mod tests {
     #[test]
     fn missing_values_are_named_not_zero() {
         let mut picture = picture();
-        picture.history.push_back(Sample { ready: 5, ..Sample::default() });
+        picture.history.push_back(Sample {
+            ready: 5,
+            ..Sample::default()
+        });
         let all = text(&lines(&picture, 100, 40)).join("\n");
         assert!(all.contains("no value") && !all.contains(" 0 %"), "{all}");
         assert!(plain(&picture).contains("sm_active=-"));
@@ -394,13 +502,28 @@ mod tests {
     #[test]
     fn few_rows_keep_the_readings_and_drop_pods() {
         let all = text(&lines(&picture(), 80, 24)).join("\n");
-        assert!(all.contains("replicas") && all.contains("more") && !all.contains("llm-19"), "{all}");
+        assert!(
+            all.contains("replicas") && all.contains("more") && !all.contains("llm-19"),
+            "{all}"
+        );
+    }
+
+    #[test]
+    fn long_sentences_are_wrapped_at_spaces() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("incomprehensible", 5), ["incomprehensible"]);
+        assert_eq!(wrapped("", 5), [""]);
     }
 
     #[test]
     fn a_gap_in_the_values_is_a_gap_in_the_plot() {
-        let history: VecDeque<_> =
-            [Some(50.0), None, Some(100.0)].into_iter().map(|busy| Sample { busy, ..Sample::default() }).collect();
+        let history: VecDeque<_> = [Some(50.0), None, Some(100.0)]
+            .into_iter()
+            .map(|busy| Sample {
+                busy,
+                ..Sample::default()
+            })
+            .collect();
         assert_eq!(sparkline(&history, |sample| sample.busy, 100.0, 10), "▄ █");
     }
 }

@@ -14,12 +14,14 @@ impl Wishes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what it wants now.
-    pub fn note(&self, at: Instant, desired: i32) {
+    /// Notes what it wants now; whether that is a change.
+    pub fn note(&self, at: Instant, desired: i32) -> bool {
         let mut entries = self.entries();
-        if entries.last().is_none_or(|(_, last)| *last != desired) {
+        let changed = entries.last().is_none_or(|(_, last)| *last != desired);
+        if changed {
             entries.push((at, desired));
         }
+        changed
     }
 
     /// The wishes from `from` on, the one then in force first.
@@ -27,19 +29,30 @@ impl Wishes {
     pub fn since(&self, from: Instant) -> Vec<i32> {
         let entries = self.entries();
         let in_force = entries.partition_point(|(at, _)| *at <= from).saturating_sub(1);
-        entries.iter().skip(in_force).map(|(_, desired)| *desired).collect()
+        entries
+            .iter()
+            .skip(in_force)
+            .map(|(_, desired)| *desired)
+            .collect()
     }
 
     /// When, from `from` on, it first wanted more than `replicas`.
     #[must_use]
     pub fn first_above(&self, replicas: i32, from: Instant) -> Option<Instant> {
-        self.entries().iter().find(|(at, desired)| *at >= from && *desired > replicas).map(|(at, _)| *at)
+        self.entries()
+            .iter()
+            .find(|(at, desired)| *at >= from && *desired > replicas)
+            .map(|(at, _)| *at)
     }
 
     /// The largest wish.
     #[must_use]
     pub fn most(&self) -> i32 {
-        self.entries().iter().map(|(_, desired)| *desired).max().unwrap_or(0)
+        self.entries()
+            .iter()
+            .map(|(_, desired)| *desired)
+            .max()
+            .unwrap_or(0)
     }
 
     /// The newest wish.
@@ -60,7 +73,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for (seconds, desired) in [(0, 1), (1, 1), (5, 3), (9, 2)] {
-            wishes.note(at(seconds), desired);
+            let _ = wishes.note(at(seconds), desired);
         }
         assert_eq!(wishes.since(at(2)), [1, 3, 2]);
         assert_eq!(wishes.since(at(6)), [3, 2]);

@@ -26,7 +26,9 @@ struct State {
 
 impl std::fmt::Debug for LoadClock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LoadClock").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("LoadClock")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -34,7 +36,14 @@ impl LoadClock {
     /// A load that has not started.
     #[must_use]
     pub fn new(load: Arc<dyn OfferedLoad>) -> Self {
-        Self { load, state: Mutex::new(State { started: None, paused: Duration::ZERO, held: None }) }
+        Self {
+            load,
+            state: Mutex::new(State {
+                started: None,
+                paused: Duration::ZERO,
+                held: None,
+            }),
+        }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -57,7 +66,9 @@ impl LoadClock {
     #[must_use]
     pub fn gpus(&self, now: Instant) -> f64 {
         let state = *self.state();
-        state.held.map_or_else(|| self.load.gpus(state.position(now)), |(_, level)| level)
+        state
+            .held
+            .map_or_else(|| self.load.gpus(state.position(now)), |(_, level)| level)
     }
 
     /// The mean load of the last `window`, the moment included.
@@ -117,7 +128,9 @@ impl State {
     fn position(&self, now: Instant) -> Duration {
         let until = self.held.map_or(now, |(since, _)| since);
         self.started.map_or(Duration::ZERO, |started| {
-            until.saturating_duration_since(started).saturating_sub(self.paused)
+            until
+                .saturating_duration_since(started)
+                .saturating_sub(self.paused)
         })
     }
 }

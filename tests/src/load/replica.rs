@@ -66,7 +66,11 @@ impl Replica {
     pub fn new(gpus: usize, loading: Duration) -> Self {
         // No node has more than a few GPUs.
         let gpus = u32::try_from(gpus.max(1)).map_or(1.0, f64::from);
-        Self { gpus, loading, backlog: 0.0 }
+        Self {
+            gpus,
+            loading,
+            backlog: 0.0,
+        }
     }
 
     /// Lives through `step`, `age` after its start, while `offered` GPUs of load arrive.
@@ -86,9 +90,15 @@ impl Replica {
         let step = step.as_secs_f64();
         let arrived = offered.max(0.0) * step;
         let wanted = arrived + self.backlog * (step / DRAIN.as_secs_f64()).min(1.0);
-        let done = wanted.min(SM_CEILING * self.gpus * step).min(arrived + self.backlog);
+        let done = wanted
+            .min(SM_CEILING * self.gpus * step)
+            .min(arrived + self.backlog);
         self.backlog = (self.backlog + arrived - done).max(0.0);
-        let sm_active = if step > 0.0 { (done / step / self.gpus).clamp(0.0, SM_CEILING) } else { 0.0 };
+        let sm_active = if step > 0.0 {
+            (done / step / self.gpus).clamp(0.0, SM_CEILING)
+        } else {
+            0.0
+        };
         Activity {
             loaded: true,
             busy: (sm_active / BUSY_FROM).min(1.0),

@@ -65,7 +65,14 @@ impl Serving {
     /// A workload under `load` whose replicas take about `loading` to load their weights.
     #[must_use]
     pub fn new(load: Arc<LoadClock>, loading: Duration, seed: u64) -> Self {
-        Self { shared: Arc::new(Shared { load, loading, seed, replicas: Mutex::new(BTreeMap::new()) }) }
+        Self {
+            shared: Arc::new(Shared {
+                load,
+                loading,
+                seed,
+                replicas: Mutex::new(BTreeMap::new()),
+            }),
+        }
     }
 
     /// All replicas whose containers run.
@@ -83,7 +90,12 @@ impl Shared {
 
     /// The share of one more or one of the ready replicas, in GPUs.
     fn share(&self, now: Instant) -> f64 {
-        let ready = self.replicas().values().filter(|view| view.phase == Phase::Ready).count().max(1);
+        let ready = self
+            .replicas()
+            .values()
+            .filter(|view| view.phase == Phase::Ready)
+            .count()
+            .max(1);
         self.load.gpus(now) / u32::try_from(ready).map_or(1.0, f64::from)
     }
 }
@@ -97,7 +109,9 @@ impl WorkloadFactory for Serving {
         let index = context
             .pod_uid
             .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
         let stretch = 1.0 + LOADING_SPREAD * (unit(self.shared.seed, index) * 2.0 - 1.0);
         Ok(Box::new(Running {
             shared: Arc::clone(&self.shared),
@@ -134,7 +148,11 @@ impl Workload for Running {
         let step = tick.now.saturating_duration_since(self.last.unwrap_or(tick.now));
         self.last = Some(tick.now);
         let takes_requests = tick.ready && !tick.terminating;
-        let offered = if takes_requests { self.shared.share(tick.now) } else { 0.0 };
+        let offered = if takes_requests {
+            self.shared.share(tick.now)
+        } else {
+            0.0
+        };
         let activity = self.replica.advance(tick.running_for, step, offered);
         let phase = match (tick.terminating, activity.loaded, tick.ready) {
             (true, ..) => Phase::Draining,
@@ -144,7 +162,12 @@ impl Workload for Running {
         };
         self.note(phase, &activity);
         Progress {
-            gpus: self.context.gpu_uuids.iter().map(|_| gpu_load(&activity)).collect(),
+            gpus: self
+                .context
+                .gpu_uuids
+                .iter()
+                .map(|_| gpu_load(&activity))
+                .collect(),
             ready: activity.loaded,
             exit: (tick.terminating && self.replica.is_drained()).then_some(0),
         }
@@ -159,7 +182,11 @@ impl Drop for Running {
 
 fn gpu_load(activity: &Activity) -> GpuLoad {
     // A few tens of gigabytes, never negative.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of one GPU")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "bytes of one GPU"
+    )]
     let memory_used_bytes = activity.memory_used_bytes as u64;
     GpuLoad {
         busy: Some(activity.busy),
@@ -205,7 +232,12 @@ mod tests {
                 .iter_mut()
                 .zip(ready)
                 .map(|(workload, ready)| {
-                    workload.tick(&Tick { now: start + running_for, running_for, ready: *ready, terminating: false })
+                    workload.tick(&Tick {
+                        now: start + running_for,
+                        running_for,
+                        ready: *ready,
+                        terminating: false,
+                    })
                 })
                 .collect();
         }
@@ -220,14 +252,23 @@ mod tests {
     fn load_is_divided_over_ready_replicas_only() {
         let clock = Arc::new(LoadClock::new(Arc::new(Constant(1.2))));
         let serving = Serving::new(clock, Duration::from_secs(5), 7);
-        let mut workloads: Vec<_> = (0..3).map(|number| serving.start(context(number)).unwrap()).collect();
+        let mut workloads: Vec<_> = (0..3)
+            .map(|number| serving.start(context(number)).unwrap())
+            .collect();
         let start = Instant::now();
         let loading = run(&mut workloads, start, 0..3, &[false; 3]);
-        assert!(loading.iter().all(|progress| !progress.ready && sm(progress).abs() < f64::EPSILON));
+        assert!(
+            loading
+                .iter()
+                .all(|progress| !progress.ready && sm(progress).abs() < f64::EPSILON)
+        );
         let two = run(&mut workloads, start, 7..20, &[true, true, false]);
         assert!(two.iter().all(|progress| progress.ready));
         assert!((sm(&two[0]) - 0.6).abs() < 0.01 && (sm(&two[1]) - 0.6).abs() < 0.01);
-        assert!(sm(&two[2]).abs() < f64::EPSILON, "not Ready, so no Service sends to it");
+        assert!(
+            sm(&two[2]).abs() < f64::EPSILON,
+            "not Ready, so no Service sends to it"
+        );
         let three = run(&mut workloads, start, 20..30, &[true; 3]);
         assert!(three.iter().all(|progress| (sm(progress) - 0.4).abs() < 0.01));
         drop(workloads);
@@ -242,7 +283,12 @@ mod tests {
         let start = Instant::now();
         let tick = |tenth: u64, ready, terminating| {
             let running_for = Duration::from_millis(tenth * 100);
-            Tick { now: start + running_for, running_for, ready, terminating }
+            Tick {
+                now: start + running_for,
+                running_for,
+                ready,
+                terminating,
+            }
         };
         for tenth in 0..30 {
             let _ = workload.tick(&tick(tenth, true, false));
@@ -258,7 +304,10 @@ mod tests {
         let clock = Arc::new(LoadClock::new(Arc::new(Constant(1.0))));
         let mut context = context(0);
         context.gpu_uuids.clear();
-        let error = Serving::new(clock, Duration::ZERO, 7).start(context).err().unwrap();
+        let error = Serving::new(clock, Duration::ZERO, 7)
+            .start(context)
+            .err()
+            .unwrap();
         assert!(error.contains("nvidia.com/gpu"));
     }
 }

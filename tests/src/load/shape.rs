@@ -44,15 +44,25 @@ impl Shape {
     /// A load that peaks near `peak` GPUs and lasts `length`.
     #[must_use]
     pub fn new(seed: u64, length: Duration, peak: f64) -> Self {
-        Self { seed, length, peak: if peak.is_finite() { peak.max(0.0) } else { 0.0 } }
+        Self {
+            seed,
+            length,
+            peak: if peak.is_finite() { peak.max(0.0) } else { 0.0 },
+        }
     }
 
     fn level(share: f64) -> f64 {
         let mut corners = CORNERS.iter().zip(CORNERS.iter().skip(1));
-        corners.find(|(_, to)| share <= to.0).map_or(CORNERS[CORNERS.len() - 1].1, |(from, to)| {
-            let part = if to.0 > from.0 { ((share - from.0) / (to.0 - from.0)).clamp(0.0, 1.0) } else { 1.0 };
-            from.1 + (to.1 - from.1) * part
-        })
+        corners
+            .find(|(_, to)| share <= to.0)
+            .map_or(CORNERS[CORNERS.len() - 1].1, |(from, to)| {
+                let part = if to.0 > from.0 {
+                    ((share - from.0) / (to.0 - from.0)).clamp(0.0, 1.0)
+                } else {
+                    1.0
+                };
+                from.1 + (to.1 - from.1) * part
+            })
     }
 
     /// Value noise in −1..1, smooth over one [`NOISE_POINTS`]th of the length.
@@ -143,8 +153,9 @@ mod tests {
     #[test]
     fn seeds_differ() {
         let at = Duration::from_secs(50);
-        let distinct: std::collections::BTreeSet<_> =
-            (0..50).map(|seed| Shape::new(seed, LENGTH, 4.0).gpus(at).to_bits()).collect();
+        let distinct: std::collections::BTreeSet<_> = (0..50)
+            .map(|seed| Shape::new(seed, LENGTH, 4.0).gpus(at).to_bits())
+            .collect();
         assert!(distinct.len() > 45);
     }
 

@@ -109,17 +109,29 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => write!(f, "the row ends before it; complete or remove the row"),
-            Self::Quoted => write!(f, "quoted fields are not supported; export the file without quotes"),
+            Self::Quoted => write!(
+                f,
+                "quoted fields are not supported; export the file without quotes"
+            ),
             Self::NotATime(text) => {
                 write!(f, "`{text}` is not a time; seconds or `YYYY-MM-DD hh:mm:ss` are")
             }
             Self::NotALoad(text) => {
-                write!(f, "`{text}` is not a load; a finite number of 0 or more is. Correct or remove the row")
+                write!(
+                    f,
+                    "`{text}` is not a load; a finite number of 0 or more is. Correct or remove the row"
+                )
             }
             Self::Repeated(text) => {
-                write!(f, "the time `{text}` is there already; pass --sum-by-time to add such rows up")
+                write!(
+                    f,
+                    "the time `{text}` is there already; pass --sum-by-time to add such rows up"
+                )
             }
-            Self::Backwards(text) => write!(f, "the time `{text}` is before the row above; sort the file by time"),
+            Self::Backwards(text) => write!(
+                f,
+                "the time `{text}` is before the row above; sort the file by time"
+            ),
         }
     }
 }
@@ -130,8 +142,10 @@ impl Trace {
     /// # Errors
     /// See [`Error`].
     pub fn read(path: &Path, columns: &Columns) -> Result<Self, Error> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         Self::parse(path, &text, columns)
     }
 
@@ -145,18 +159,24 @@ impl Trace {
                 return Err(Error::Setting { setting, value });
             }
         }
-        let empty = |what| Error::Empty { path: path.to_owned(), what };
+        let empty = |what| Error::Empty {
+            path: path.to_owned(),
+            what,
+        };
         // A byte order mark is no part of the first column's name.
         let mut lines = text.trim_start_matches('\u{feff}').lines().enumerate();
         let (_, header) = lines.next().ok_or_else(|| empty("the file is empty"))?;
         let names: Vec<_> = header.split(',').map(str::trim).collect();
         let find = |column: &str, flag| {
-            names.iter().position(|name| *name == column).ok_or_else(|| Error::NoColumn {
-                path: path.to_owned(),
-                column: column.to_owned(),
-                there: names.join(", "),
-                flag,
-            })
+            names
+                .iter()
+                .position(|name| *name == column)
+                .ok_or_else(|| Error::NoColumn {
+                    path: path.to_owned(),
+                    column: column.to_owned(),
+                    there: names.join(", "),
+                    flag,
+                })
         };
         let (time_at, value_at) = (find(&columns.time, "time")?, find(&columns.value, "column")?);
         let mut points: Vec<(f64, f64)> = Vec::new();
@@ -171,7 +191,10 @@ impl Trace {
                 return Err(wrong(&columns.value, Problem::Quoted));
             }
             let field = |at: usize, column: &str| {
-                line.split(',').nth(at).map(str::trim).ok_or_else(|| wrong(column, Problem::Missing))
+                line.split(',')
+                    .nth(at)
+                    .map(str::trim)
+                    .ok_or_else(|| wrong(column, Problem::Missing))
             };
             let time_text = field(time_at, &columns.time)?;
             let time = seconds(time_text)
@@ -196,14 +219,20 @@ impl Trace {
                 _ => points.push((time, value)),
             }
         }
-        let start = points.first().ok_or_else(|| empty("there are no rows under the header"))?.0;
+        let start = points
+            .first()
+            .ok_or_else(|| empty("there are no rows under the header"))?
+            .0;
         if points.len() < 2 {
             return Err(empty("there is only one time"));
         }
         for point in &mut points {
             point.0 -= start;
         }
-        Ok(Self { points, speed: columns.speed })
+        Ok(Self {
+            points,
+            speed: columns.speed,
+        })
     }
 
     /// The largest load in it.
@@ -217,7 +246,9 @@ impl OfferedLoad for Trace {
     fn gpus(&self, since_start: Duration) -> f64 {
         let recorded = since_start.as_secs_f64() * self.speed;
         let after = self.points.partition_point(|point| point.0 <= recorded);
-        self.points.get(after.saturating_sub(1)).map_or(0.0, |point| point.1)
+        self.points
+            .get(after.saturating_sub(1))
+            .map_or(0.0, |point| point.1)
     }
 
     fn length(&self) -> Duration {
@@ -232,7 +263,13 @@ fn seconds(text: &str) -> Option<f64> {
         return number.is_finite().then_some(number);
     }
     let civil: jiff::civil::DateTime = text.parse().ok()?;
-    Some(jiff::tz::Offset::UTC.to_timestamp(civil).ok()?.as_duration().as_secs_f64())
+    Some(
+        jiff::tz::Offset::UTC
+            .to_timestamp(civil)
+            .ok()?
+            .as_duration()
+            .as_secs_f64(),
+    )
 }
 
 #[cfg(test)]
@@ -256,7 +293,11 @@ mod tests {
 
     #[test]
     fn rows_of_one_time_are_summed_scaled_and_replayed() {
-        let trace = parse("time_s,pod,busy\n100,a,50\n100,b,100\n157,a,20\n157,b,\u{30}\n", &columns()).unwrap();
+        let trace = parse(
+            "time_s,pod,busy\n100,a,50\n100,b,100\n157,a,20\n157,b,\u{30}\n",
+            &columns(),
+        )
+        .unwrap();
         assert!((trace.gpus(Duration::ZERO) - 1.5).abs() < 1e-9);
         assert!((trace.gpus(Duration::from_millis(5_600)) - 1.5).abs() < 1e-9);
         assert!((trace.gpus(Duration::from_millis(5_700)) - 0.2).abs() < 1e-9);
@@ -270,7 +311,11 @@ mod tests {
         let mut columns = columns();
         columns.time = "time".into();
         columns.speed = 60.0;
-        let trace = parse("time,busy\n2017-10-03 00:00:00,312\n2017-10-03 00:01:00,309\n", &columns).unwrap();
+        let trace = parse(
+            "time,busy\n2017-10-03 00:00:00,312\n2017-10-03 00:01:00,309\n",
+            &columns,
+        )
+        .unwrap();
         assert_eq!(trace.length(), Duration::from_secs(1));
     }
 
@@ -281,10 +326,19 @@ mod tests {
             ("time_s,busy\n", &["load.csv", "no rows"]),
             ("time_s,busy\n1,5\n", &["only one time"]),
             ("t,busy\n1,5\n", &["load.csv:1", "`time_s`", "t, busy", "--time"]),
-            ("time_s,load\n1,5\n", &["load.csv:1", "`busy`", "time_s, load", "--column"]),
+            (
+                "time_s,load\n1,5\n",
+                &["load.csv:1", "`busy`", "time_s, load", "--column"],
+            ),
             ("time_s,busy\n1,5\n2\n", &["load.csv:3", "`busy`", "ends before"]),
-            ("time_s,busy\nnoon,5\n", &["load.csv:2", "`time_s`", "`noon`", "YYYY"]),
-            ("time_s,busy\n1,NaN\n", &["load.csv:2", "`busy`", "`NaN`", "finite"]),
+            (
+                "time_s,busy\nnoon,5\n",
+                &["load.csv:2", "`time_s`", "`noon`", "YYYY"],
+            ),
+            (
+                "time_s,busy\n1,NaN\n",
+                &["load.csv:2", "`busy`", "`NaN`", "finite"],
+            ),
             ("time_s,busy\n2,5\n1,5\n", &["load.csv:3", "`time_s`", "sort"]),
         ];
         for (text, expected) in cases {
@@ -293,10 +347,23 @@ mod tests {
                 assert!(message.contains(part), "{message:?} should contain {part:?}");
             }
         }
-        assert!(parse("time_s,busy\n1,-5\n", &columns()).unwrap_err().contains("0 or more"));
-        assert!(parse("time_s,busy\n1,\"5\"\n", &columns()).unwrap_err().contains("quote"));
-        let missing = Trace::read(Path::new("no/such.csv"), &columns()).unwrap_err().to_string();
-        assert!(missing.contains("no/such.csv") && missing.contains("--trace"), "{missing}");
+        assert!(
+            parse("time_s,busy\n1,-5\n", &columns())
+                .unwrap_err()
+                .contains("0 or more")
+        );
+        assert!(
+            parse("time_s,busy\n1,\"5\"\n", &columns())
+                .unwrap_err()
+                .contains("quote")
+        );
+        let missing = Trace::read(Path::new("no/such.csv"), &columns())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            missing.contains("no/such.csv") && missing.contains("--trace"),
+            "{missing}"
+        );
     }
 
     #[test]
@@ -304,14 +371,25 @@ mod tests {
         let mut columns = columns();
         columns.sum_by_time = false;
         let message = parse("time_s,busy\n1,5\n1,5\n", &columns).unwrap_err();
-        assert!(message.contains("load.csv:3") && message.contains("--sum-by-time"), "{message}");
+        assert!(
+            message.contains("load.csv:3") && message.contains("--sum-by-time"),
+            "{message}"
+        );
     }
 
     #[test]
     fn scale_and_speed_must_be_positive() {
         for (scale, speed) in [(0.0, 1.0), (1.0, -1.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)] {
-            let columns = Columns { scale, speed, ..columns() };
-            assert!(parse("time_s,busy\n1,5\n2,5\n", &columns).unwrap_err().contains("above 0"));
+            let columns = Columns {
+                scale,
+                speed,
+                ..columns()
+            };
+            assert!(
+                parse("time_s,busy\n1,5\n2,5\n", &columns)
+                    .unwrap_err()
+                    .contains("above 0")
+            );
         }
     }
 
