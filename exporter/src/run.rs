@@ -114,7 +114,8 @@ async fn serve(config: Config, log_control: logs::LogControl) -> Result<(), Fail
         log_control,
         Arc::new(move || runtime_metrics::text(&registry)),
     )?;
-    tracing::info!(address = %listener.local_addr()?, admin = %admin.local_addr(), "listening");
+    tracing::info!(server = "admin", address = %admin.local_addr(), "listening");
+    tracing::info!(server = "metrics", address = %listener.local_addr()?, "listening");
 
     if let Some(web) = &config.web {
         tasks.spawn("web-config", Arc::clone(web).follow(tasks.token()));
