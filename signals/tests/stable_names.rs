@@ -78,7 +78,15 @@ fn identity_labels_come_first() {
     let labels = |name| by_name(name).map(|family| family.labels).unwrap_or_default();
     assert_eq!(labels("gpu_busy_ratio")[..2], ["gpu", "uuid"]);
     assert_eq!(labels("gpu_sample_age_seconds"), ["gpu", "uuid", "group"]);
-    for label in ["namespace", "pod", "container", "pod_uid", "source", "gpu", "uuid"] {
+    for label in [
+        "namespace",
+        "pod",
+        "container",
+        "pod_uid",
+        "source",
+        "gpu",
+        "uuid",
+    ] {
         assert!(labels("gpu_pod_busy_ratio").contains(&label), "{label}");
     }
 }
