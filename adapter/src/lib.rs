@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod provider;
 pub mod quantity;
 pub mod query;
+pub mod retry;
 pub mod rights;
 pub mod route;
 pub mod run;

@@ -18,6 +18,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio_util::sync::CancellationToken;
 
 use super::{Trust, TrustStore};
+use crate::retry::watch_backoff;
 
 /// Namespace of the ConfigMap.
 pub const NAMESPACE: &str = "kube-system";
@@ -36,7 +37,7 @@ pub async fn watch(
 ) -> Result<(), BoxError> {
     let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let config = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
-    let events = watcher(api, config).default_backoff();
+    let events = watcher(api, config).backoff(watch_backoff());
     pin_mut!(events);
     condition.waiting(format!("ConfigMap {NAMESPACE}/{NAME} was not read yet"));
     let mut listed = false;

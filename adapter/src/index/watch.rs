@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Pod, PodChange, Queue};
 use crate::metrics::Metrics;
+use crate::retry::watch_backoff;
 
 /// The part of a pod's spec that is kept.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -113,7 +114,7 @@ pub async fn follow(
     token: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
     let config = watcher::Config::default().fields("status.phase=Running");
-    let mut events = watcher(slim_pods(client, None), config).default_backoff().boxed();
+    let mut events = watcher(slim_pods(client, None), config).backoff(watch_backoff()).boxed();
     let mut listed = Vec::new();
     let mut is_failing = false;
     loop {

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::Spec;
 use super::manager::Event;
 use crate::index::TargetId;
+use crate::retry::watch_backoff;
 use crate::index::watch::{SlimPod, slim_pods};
 use crate::metrics::Metrics;
 
@@ -40,7 +41,7 @@ pub(super) async fn follow(
         .labels(&search.selector)
         .fields("status.phase=Running");
     let mut stream = watcher(slim_pods(client, Some(&search.namespace)), config)
-        .default_backoff()
+        .backoff(watch_backoff())
         .boxed();
     let mut known: BTreeMap<String, Spec> = BTreeMap::new();
     let mut listed: BTreeMap<String, Spec> = BTreeMap::new();

@@ -482,8 +482,25 @@ async fn api_server_restart(fixture: Arc<Fixture>) -> anyhow::Result<()> {
             .map_err(|error| error.to_string())
     })
     .await?;
-    // The pod watch lives again: a new pod is seen.
-    gpu_pod(&client, &namespace, "b", json!({})).await
+    // The pod watches live again: every replica sees a new pod.
+    gpu_pod(&client, &namespace, "b", json!({})).await?;
+    let new = named_path("v1beta2", &namespace, "b", "gpu_busy_percent");
+    served_by_all(&client, &proxy, &new, Duration::from_secs(10)).await
+}
+
+/// Waits until every replica serves `path` to an administrator.
+async fn served_by_all(client: &Client, proxy: &Pair, path: &str, within: Duration) -> anyhow::Result<()> {
+    let as_master = [("X-Remote-User", "system:admin"), ("X-Remote-Group", "system:masters")];
+    for door in Direct::all(client).await? {
+        until(&format!("{} serves {path}", door.address), within, || async {
+            match door.get(Some(proxy), path, &as_master).await {
+                Ok((200, _)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await?;
+    }
+    Ok(())
 }
 
 async fn rolling_update(fixture: Arc<Fixture>) -> anyhow::Result<()> {
