@@ -227,8 +227,8 @@ async fn sockets_that_are_missing_are_named_and_used_once_they_are_there() {
     let kubelet = Kubelet::stopped(dir.path());
     kubelet.put(Pod::running("ml", "web-0", "uid-1", &[GPU]));
     let running = Running::start(dir.path());
-    running.until_failed("allocations", "socket_missing", 2.0).await;
-    running.until_failed("pods", "socket_missing", 2.0).await;
+    running.until_failed("allocations", "socket-missing", 2.0).await;
+    running.until_failed("pods", "socket-missing", 2.0).await;
     assert_eq!(running.view.load().answered_at, None);
     kubelet.serve(Api::PodResources).unwrap();
     running
@@ -248,8 +248,8 @@ async fn a_restarted_kubelet_is_found_behind_the_new_sockets_and_the_last_answer
 
     kubelet.close(Api::PodResources);
     kubelet.close(Api::Pods);
-    running.until_failed("allocations", "socket_missing", 2.0).await;
-    running.until_failed("pods", "socket_missing", 1.0).await;
+    running.until_failed("allocations", "socket-missing", 2.0).await;
+    running.until_failed("pods", "socket-missing", 1.0).await;
     assert_eq!(
         holders(&running.view.load()),
         ["uid-1"],
@@ -281,7 +281,7 @@ async fn a_rate_limited_kubelet_is_asked_less_and_the_last_answer_is_kept() {
     let running = Running::start(dir.path());
     running.until_held_by("uid-1").await;
     kubelet.fault(Call::List, Some(Fault::RateLimited));
-    running.until_failed("allocations", "rate_limited", 1.0).await;
+    running.until_failed("allocations", "rate-limited", 1.0).await;
     let limited = kubelet.calls(Call::List);
     // A changed pod must not bring the questions back.
     kubelet.put(Pod::running("ml", "web-1", "uid-2", &[OTHER_GPU]));
@@ -327,10 +327,10 @@ async fn an_answer_over_4_mib_is_read_and_one_over_16_mib_is_refused() {
     running
         .until("both", |told| holders(told) == ["uid-1", "uid-2"])
         .await;
-    assert_eq!(running.errors("allocations", "answer_too_large"), 0.0);
+    assert_eq!(running.errors("allocations", "answer-too-large"), 0.0);
 
     kubelet.fault(Call::List, Some(Fault::Padded(17 << 20)));
-    running.until_failed("allocations", "answer_too_large", 1.0).await;
+    running.until_failed("allocations", "answer-too-large", 1.0).await;
     assert_eq!(holders(&running.view.load()), ["uid-1", "uid-2"], "kept");
 }
 
@@ -354,7 +354,7 @@ async fn a_kubelet_that_hangs_costs_a_deadline_and_nothing_else() {
     running.until_held_by("uid-1").await;
     kubelet.fault(Call::List, Some(Fault::Hang));
     running
-        .until_failed("allocations", "deadline_exceeded", 1.0)
+        .until_failed("allocations", "deadline-exceeded", 1.0)
         .await;
     assert_eq!(
         holders(&running.view.load()),
@@ -375,7 +375,7 @@ async fn without_a_pods_stream_names_are_trusted_for_seconds_and_then_withdrawn(
     running.until_held_by("uid-1").await;
     kubelet.fault(Call::Watch, Some(Fault::NotReady));
     kubelet.serve(Api::Pods).unwrap(); // ends the open stream
-    running.until_failed("pods", "not_ready", 2.0).await;
+    running.until_failed("pods", "not-ready", 2.0).await;
     let told = running
         .until("withdrawn", |told| told.gaps.contains_key(&Gap::PodsStale))
         .await;
@@ -399,7 +399,7 @@ async fn an_older_kubelet_without_pods_api_and_no_api_server_gives_the_reason() 
         config.api_server.kubeconfig = Some("/nonexistent/kubeconfig".into());
     });
     running
-        .until_failed("api-server-pods", "no_api_server", 1.0)
+        .until_failed("api-server-pods", "no-api-server", 1.0)
         .await;
     let told = running.view.load();
     assert_eq!((told.allocations.len(), holders(&told).len()), (1, 0));

@@ -224,7 +224,7 @@ impl Number {
 
     /// As millijoules.
     pub fn millijoules(self) -> Reading<Joules> {
-        self.unsigned().map(Joules::from_millijoules)
+        Joules::from_millijoules(self.unsigned()?)
     }
 
     /// As KiB.

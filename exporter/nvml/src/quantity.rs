@@ -95,15 +95,17 @@ impl Watts {
 }
 
 impl Joules {
+    /// 285 years at 1000 W, since a driver was loaded; blanks are above.
+    const MOST_MILLIJOULES: u64 = 1 << 53;
+
     /// From millijoules.
-    #[must_use]
-    pub fn from_millijoules(millijoules: u64) -> Self {
-        #[allow(
-            clippy::cast_precision_loss,
-            reason = "exact below 2^53 mJ, which is 285 years at 1000 W"
-        )]
+    pub fn from_millijoules(millijoules: u64) -> Reading<Self> {
+        if millijoules > Self::MOST_MILLIJOULES {
+            return Err(Gap::Rejected(Rejection::Implausible));
+        }
+        #[allow(clippy::cast_precision_loss, reason = "bounded above, exact in f64")]
         let joules = millijoules as f64 / 1000.0;
-        Self(joules)
+        Ok(Self(joules))
     }
 }
 
@@ -206,6 +208,10 @@ mod tests {
         );
         assert_eq!(
             Hertz::from_megahertz(u64::from(u32::MAX)),
+            Err(Gap::Rejected(Rejection::Implausible))
+        );
+        assert_eq!(
+            Joules::from_millijoules(1 << 60),
             Err(Gap::Rejected(Rejection::Implausible))
         );
         assert_eq!(Bytes::from_kib(u64::MAX), Err(Gap::Rejected(Rejection::Sentinel)));

@@ -108,18 +108,18 @@ impl Gap {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::PodsUnknown => "pods_unknown",
-            Self::PodsStale => "pods_stale",
-            Self::PodUnknown => "pod_unknown",
-            Self::PodAmbiguous => "pod_ambiguous",
-            Self::PodReplaced => "pod_replaced",
-            Self::AllocationsStale => "allocations_stale",
-            Self::TooMany => "too_many",
-            Self::IdUnknown => "id_unknown",
-            Self::DeviceUnknown => "device_unknown",
-            Self::SliceUnknown => "slice_unknown",
-            Self::ClaimedTwice => "claimed_twice",
-            Self::NamedTwice => "named_twice",
+            Self::PodsUnknown => "pods-unknown",
+            Self::PodsStale => "pods-stale",
+            Self::PodUnknown => "pod-unknown",
+            Self::PodAmbiguous => "pod-ambiguous",
+            Self::PodReplaced => "pod-replaced",
+            Self::AllocationsStale => "allocations-stale",
+            Self::TooMany => "too-many",
+            Self::IdUnknown => "id-unknown",
+            Self::DeviceUnknown => "device-unknown",
+            Self::SliceUnknown => "slice-unknown",
+            Self::ClaimedTwice => "claimed-twice",
+            Self::NamedTwice => "named-twice",
         }
     }
 }

@@ -48,17 +48,17 @@ impl Reason {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::SocketMissing => "socket_missing",
-            Self::PermissionDenied => "permission_denied",
-            Self::ConnectionFailed => "connection_failed",
-            Self::RateLimited => "rate_limited",
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::AnswerTooLarge => "answer_too_large",
-            Self::NotServed => "not_served",
-            Self::NotReady => "not_ready",
+            Self::SocketMissing => "socket-missing",
+            Self::PermissionDenied => "permission-denied",
+            Self::ConnectionFailed => "connection-failed",
+            Self::RateLimited => "rate-limited",
+            Self::DeadlineExceeded => "deadline-exceeded",
+            Self::AnswerTooLarge => "answer-too-large",
+            Self::NotServed => "not-served",
+            Self::NotReady => "not-ready",
             Self::Malformed => "malformed",
-            Self::StreamEnded => "stream_ended",
-            Self::NoApiServer => "no_api_server",
+            Self::StreamEnded => "stream-ended",
+            Self::NoApiServer => "no-api-server",
             Self::Refused => "refused",
         }
     }
