@@ -189,7 +189,7 @@ fn start_data(
     };
     let heartbeat = parts.health.liveness.heartbeat("index", INDEX_SILENCE);
     let (index, queue, run) = index::start(
-        config.current(),
+        &config.current(),
         mode,
         Arc::clone(metrics),
         heartbeat,

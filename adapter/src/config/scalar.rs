@@ -131,16 +131,16 @@ pub(super) fn factor(scalar: &Scalar) -> Result<f64, Wrong> {
 mod tests {
     use super::*;
 
-    fn read(scalar: Scalar) -> Result<Duration, Wrong> {
-        duration(&scalar, &(Duration::from_millis(500)..=Duration::from_secs(60)))
+    fn read(scalar: &Scalar) -> Result<Duration, Wrong> {
+        duration(scalar, &(Duration::from_millis(500)..=Duration::from_secs(60)))
     }
 
     #[test]
     fn times_need_a_unit_and_a_sensible_size() {
         let text = |text: &str| Scalar::Text(text.to_owned());
-        assert_eq!(read(text("2s")), Ok(Duration::from_secs(2)));
-        assert_eq!(read(text("1.5s")), Ok(Duration::from_millis(1500)));
-        assert_eq!(read(text("1m")), Ok(Duration::from_secs(60)));
+        assert_eq!(read(&text("2s")), Ok(Duration::from_secs(2)));
+        assert_eq!(read(&text("1.5s")), Ok(Duration::from_millis(1500)));
+        assert_eq!(read(&text("1m")), Ok(Duration::from_secs(60)));
         for (scalar, cure) in [
             (Scalar::Integer(2), "write 2s"),
             (text("2"), "write 2s"),
@@ -149,7 +149,7 @@ mod tests {
             (text("soon"), "such as 2s"),
             (text("100ms"), "write 500ms to 1m"),
         ] {
-            let wrong = read(scalar.clone()).unwrap_err();
+            let wrong = read(&scalar).unwrap_err();
             assert!(wrong.1.contains(cure), "{scalar:?}: {wrong:?}");
         }
     }

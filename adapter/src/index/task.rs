@@ -95,7 +95,7 @@ impl Index {
 
 /// Makes an index. The future owns the writer and ends with the token.
 pub fn start(
-    config: Arc<Config>,
+    config: &Arc<Config>,
     mode: PodMode,
     metrics: Arc<Metrics>,
     heartbeat: Heartbeat,
@@ -152,6 +152,6 @@ fn apply(writer: &mut Writer, message: Message) {
         } => writer.failed(&target, node.as_ref(), failure),
         Message::Removed(target) => writer.target_removed(&target, now),
         Message::Pods(change) => writer.pod_change(change, now),
-        Message::Config(config) => writer.configure(config, now),
+        Message::Config(config) => writer.configure(&config, now),
     }
 }

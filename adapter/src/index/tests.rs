@@ -25,7 +25,7 @@ fn config(metrics: &str) -> Arc<Config> {
 fn rig(metrics: &str, mode: PodMode) -> Rig {
     let own = Arc::new(crate::metrics::Metrics::default());
     Rig {
-        writer: Writer::new(config(metrics), mode, Arc::clone(&own)),
+        writer: Writer::new(&config(metrics), mode, Arc::clone(&own)),
         metrics: own,
         // Far from the clock's zero, so that ages can be taken off.
         now: Instant::now() + Duration::from_secs(100_000),
@@ -462,7 +462,7 @@ fn a_reload_keeps_the_readings_of_what_did_not_change() {
         "metrics: [",
         "metrics: [{name: raw, source: s, series: gpu_pod_busy_ratio}, ",
     );
-    rig.writer.configure(config(&both), rig.now);
+    rig.writer.configure(&config(&both), rig.now);
     let state = rig.writer.state();
     assert_eq!(state.metric(Per::Pods, "busy"), Some(1));
     assert_eq!(shown(state.custom[1].pods["ns"].get("u1").cloned()), "50");

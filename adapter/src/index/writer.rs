@@ -54,8 +54,8 @@ pub struct Writer {
 impl Writer {
     /// An empty index.
     #[must_use]
-    pub fn new(config: Arc<Config>, mode: PodMode, metrics: Arc<Metrics>) -> Self {
-        let mut state = State::empty(Arc::clone(&config));
+    pub fn new(config: &Arc<Config>, mode: PodMode, metrics: Arc<Metrics>) -> Self {
+        let mut state = State::empty(Arc::clone(config));
         let mut pods = Pods::default();
         // Where targets tell the pods, there is no list to wait for.
         pods.known = mode == PodMode::Reported;
@@ -143,7 +143,7 @@ impl Writer {
     }
 
     /// A new configuration. Readings of metrics that stay the same are kept.
-    pub fn configure(&mut self, config: Arc<Config>, now: Instant) {
+    pub fn configure(&mut self, config: &Arc<Config>, now: Instant) {
         let old = Arc::clone(&self.state.config);
         let mut cells = vec![HashMap::new(); config.metrics.len()];
         let mut custom = vec![MetricState::default(); config.metrics.len()];
@@ -160,7 +160,7 @@ impl Writer {
             }
         }
         let is_source = |target: &TargetId| config.sources.iter().any(|source| source.name == target.source);
-        let mut state = State::empty(Arc::clone(&config));
+        let mut state = State::empty(Arc::clone(config));
         state.pods_known = self.state.pods_known;
         state.pods = std::mem::take(&mut self.state.pods);
         state.targets = std::mem::take(&mut self.state.targets);
