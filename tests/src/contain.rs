@@ -93,7 +93,7 @@ fn outer() -> Result<ExitCode, Error> {
             std::fs::write(path, map).map_err(|source| Error::Map { path, source })?;
         }
     }
-    // Blocked before the child exists so that none is lost; std clears the mask in the child.
+    // Blocked before the child exists so that none is lost; the child inherits the mask and clears it itself.
     let mut awaited = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
         awaited.add(signal);
@@ -143,6 +143,9 @@ fn inner() -> Result<(), Error> {
         }
     };
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(refused("tie this process to its parent"))?;
+    SigSet::empty()
+        .thread_set_mask()
+        .map_err(refused("take signals again"))?;
     if getpid() == Pid::from_raw(1) {
         unshare(CloneFlags::CLONE_NEWNS).map_err(refused("leave the mount namespace"))?;
         mount(

@@ -22,6 +22,7 @@ pub mod standalone;
 pub mod story;
 pub mod terminal;
 pub mod view;
+mod whole;
 pub mod wishes;
 
 use std::future::Future;
@@ -40,35 +41,11 @@ use tokio_util::sync::CancellationToken;
 use crate::contain::{self, Role};
 use crate::controlplane::binaries::Binaries;
 use crate::load::clock::LoadClock;
-use crate::load::serving::Serving;
 use crate::netns;
 use crate::process::{Artefacts, artefacts};
 use crate::simnode::launcher;
 use args::{Args, Request};
-use cluster::Cluster;
-use observe::{Backstage, Target};
 use picture::{ActStatus, Picture, Stage};
-use story::Story;
-use wishes::Wishes;
-
-/// The HPA's sync period here; five times as fast as the controller's default of 15 s.
-const HPA_SYNC: Duration = Duration::from_secs(3);
-
-/// Window of the adapter's averages here, shortened likewise ([`objects::overlay`]).
-const WINDOW: Duration = Duration::from_secs(3);
-
-/// `maxAge` of exclusive values in `manifests/`.
-const MAX_AGE: Duration = Duration::from_secs(10);
-
-/// What the HPA aims at, percent of SM activity.
-const AIM: u32 = 60;
-
-/// Namespace and name of the workload.
-const NAMESPACE: &str = "demo";
-const WORKLOAD: &str = "llm";
-
-/// Load in GPUs while the demo is held after its story.
-const HELD_LOAD: f64 = 0.3;
 
 /// Exit code of a usage error.
 const USAGE: u8 = 64;
@@ -175,9 +152,9 @@ async fn show(
     let stop = CancellationToken::new();
     let body = async {
         if request.standalone {
-            standalone_half(request, artefacts, &stage, &stop).await
+            Box::pin(standalone_half(request, artefacts, &stage, &stop)).await
         } else {
-            whole_loop(request, artefacts, &stage, api, &stop).await
+            Box::pin(whole::tell(request, artefacts, &stage, api, &stop)).await
         }
     };
     let (ending, interrupted) = until_interrupted(body, &stop, async {
@@ -231,7 +208,7 @@ fn first_picture(request: &Request, page: &TcpListener) -> anyhow::Result<Pictur
         (true, false) => "exporter and adapter on a simulated driver, no control plane".to_owned(),
         (false, _) => format!(
             "real kube-apiserver, scheduler and HPA controller (sync every {} s); {} simulated nodes with {} H100 each",
-            HPA_SYNC.as_secs(),
+            whole::HPA_SYNC.as_secs(),
             cluster::NODES,
             cluster::GPUS
         ),
@@ -244,7 +221,7 @@ fn first_picture(request: &Request, page: &TcpListener) -> anyhow::Result<Pictur
     // With a real driver nothing is simulated that could load.
     let claims = if request.real_nvml { &claims[..1] } else { claims };
     let mut picture = Picture::new(&what, claims);
-    picture.target = (!request.standalone).then_some(f64::from(AIM));
+    picture.target = (!request.standalone).then_some(f64::from(whole::AIM));
     picture.links = vec![
         format!("page  http://{}", page.local_addr()?),
         format!("load  {}", request.load_name),
@@ -290,105 +267,6 @@ async fn standalone_half(
         line: Some(line.to_string()),
         good,
     })
-}
-
-async fn whole_loop(
-    request: &Request,
-    artefacts: &Artefacts,
-    stage: &Arc<Stage>,
-    api: Option<TcpListener>,
-    stop: &CancellationToken,
-) -> anyhow::Result<Ending> {
-    let load = Arc::new(LoadClock::new(Arc::clone(&request.load)));
-    let serving = Serving::new(Arc::clone(&load), request.loading, request.seed);
-    let started = unless_stopped(stop, Cluster::start(stage, artefacts, &serving, HPA_SYNC)).await;
-    let cluster = started.context("interrupted while starting")??;
-    let outside = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
-    if let Some(listener) = api {
-        let kubeconfig = outside.path().join("kubeconfig");
-        cluster.serve_outside(listener, &kubeconfig)?;
-        let link = format!("export KUBECONFIG={}", kubeconfig.display());
-        stage.say(link.clone());
-        stage.update(|picture| picture.links.push(link));
-    }
-    cluster.deploy(NAMESPACE, WORKLOAD, AIM).await?;
-
-    let target = Target {
-        namespace: NAMESPACE.to_owned(),
-        name: WORKLOAD.to_owned(),
-    };
-    let wishes = Arc::new(Wishes::default());
-    let (seen_sender, seen) = tokio::sync::watch::channel(None);
-    let backstage = Backstage {
-        load: Arc::clone(&load),
-        serving,
-        wishes: Arc::clone(&wishes),
-    };
-    let watching = CancellationToken::new();
-    let observer = observe::watch(
-        cluster.client(),
-        target.clone(),
-        Arc::clone(stage),
-        backstage,
-        seen_sender,
-        watching.clone(),
-    );
-    let story = Story {
-        client: cluster.client(),
-        target,
-        aim: f64::from(AIM),
-        sync: HPA_SYNC,
-        window: WINDOW,
-        max_age: MAX_AGE,
-        stage: Arc::clone(stage),
-        load: Arc::clone(&load),
-        seen,
-        wishes,
-        exporters: cluster.exporters(),
-    };
-    let told = async {
-        let summary = unless_stopped(stop, story.tell())
-            .await
-            .context("interrupted")??;
-        let failures = cluster.failures();
-        anyhow::ensure!(
-            failures.is_empty(),
-            "simulated nodes could not do: {}",
-            failures.join("; ")
-        );
-        if request.hold {
-            load.hold(std::time::Instant::now(), HELD_LOAD);
-            stage.say(format!(
-                "the story is over, the cluster stays: {HELD_LOAD} GPUs of load; Ctrl-C ends it"
-            ));
-            stop.cancelled().await;
-        }
-        anyhow::Ok(summary)
-    };
-    let outcome = tokio::select! {
-        told = told => told,
-        watched = observer => match watched {
-            Ok(()) => Err(anyhow::anyhow!("the observer ended")),
-            Err(error) => Err(error),
-        },
-    };
-    watching.cancel();
-    let summary = match outcome {
-        Ok(summary) => summary,
-        Err(error) if stop.is_cancelled() => return Err(error),
-        Err(error) => anyhow::bail!("{error:#}\n{}", cluster.evidence().await),
-    };
-    Ok(Ending {
-        line: Some(summary.line()),
-        good: summary.is_good(),
-    })
-}
-
-async fn unless_stopped<T>(stop: &CancellationToken, body: impl Future<Output = T>) -> Option<T> {
-    tokio::select! {
-        ended = body => Some(ended),
-        () = stop.cancelled() => None,
-    }
 }
 
 /// What stays on the screen: the acts with their evidence, then the last line.

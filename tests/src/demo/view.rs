@@ -52,6 +52,9 @@ const VALUE: usize = 22;
 /// From this height on there are blank lines between blocks, and evidence under acts.
 const ROOMY: usize = 34;
 
+/// A value younger than this is as fresh as it gets, seconds.
+const FRESH: f64 = 5.0;
+
 /// Fewest lines left for events before pods are shortened.
 const LEAST_EVENTS: usize = 3;
 
@@ -133,88 +136,74 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 fn readings(picture: &Picture, width: usize) -> Vec<Line> {
     let last = picture.last();
     let room = width.saturating_sub(NAME + VALUE + 3);
-    let plot = |value: fn(&Sample) -> Option<f64>, top: f64| sparkline(&picture.history, value, top, room);
-    let most = |value: fn(&Sample) -> Option<f64>, least: f64| {
-        picture.history.iter().filter_map(value).fold(least, f64::max)
+    // Plots share the width; each is as high as its largest value, but at least `least`.
+    let plot = |value: fn(&Sample) -> Option<f64>, least: f64| {
+        let top = picture.history.iter().filter_map(value).fold(least, f64::max);
+        sparkline(&picture.history, value, top, room)
     };
-    let percent = |value: Option<f64>| value.map_or("no value".to_owned(), |value| format!("{value:.0} %"));
-    let mut rows = vec![
-        row(
-            "offered load",
-            last.offered
-                .map_or("-".to_owned(), |gpus| format!("{gpus:.2} GPUs")),
-            Look::Bold,
-            plot(|sample| sample.offered, most(|sample| sample.offered, 1.0)),
-        ),
-        row(
-            "GPU busy",
-            if last.busy.is_some_and(|busy| busy > 99.0) {
-                "100 % (saturated)".to_owned()
-            } else {
-                percent(last.busy)
-            },
-            Look::Plain,
-            plot(|sample| sample.busy, 100.0),
-        ),
-        row(
-            "SM active",
-            picture.target.map_or(percent(last.sm_active), |target| {
-                format!("{} of {target:.0} %", percent(last.sm_active))
-            }),
-            Look::Bold,
-            plot(|sample| sample.sm_active, 100.0),
-        ),
-        row(
-            "queue",
-            last.queue
-                .map_or("-".to_owned(), |queue| format!("{queue:.0} requests")),
-            Look::Plain,
-            plot(|sample| sample.queue, most(|sample| sample.queue, 20.0)),
-        ),
-        row(
-            "value age",
-            last.age
-                .map_or("no value".to_owned(), |age| format!("{age:.1} s")),
-            if last.age.is_some_and(|age| age < 5.0) {
-                Look::Good
-            } else {
-                Look::Warning
-            },
-            plot(|sample| sample.age, most(|sample| sample.age, 5.0)),
-        ),
-    ];
-    if let (Some(current), Some(desired)) = (last.current, last.desired) {
+    let told = |value: Option<f64>, digits: usize, unit: &str| {
+        value.map_or("no value".to_owned(), |value| format!("{value:.digits$} {unit}"))
+    };
+    let good = |is: bool| if is { Look::Good } else { Look::Warning };
+    let busy = match last.busy {
+        Some(busy) if busy > 99.0 => "100 % (saturated)".to_owned(),
+        busy => told(busy, 0, "%"),
+    };
+    let sm_active = match picture.target {
+        Some(target) => format!("{} of {target:.0} %", told(last.sm_active, 0, "%")),
+        None => told(last.sm_active, 0, "%"),
+    };
+    let fresh = last.age.is_some_and(|age| age < FRESH);
+    let mut rows = Vec::new();
+    if last.offered.is_some() {
+        let load = told(last.offered, 2, "GPUs");
         rows.push(row(
-            "HPA",
-            format!("{current} now, {desired} wanted"),
-            if current == desired {
-                Look::Good
-            } else {
-                Look::Warning
-            },
-            plot(
-                |sample| sample.desired.map(f64::from),
-                most(|sample| sample.desired.map(f64::from), 2.0),
-            ),
+            "offered load",
+            &load,
+            Look::Bold,
+            plot(|sample| sample.offered, 1.0),
         ));
     }
     rows.push(row(
-        "replicas",
-        format!("{} ready, {} loading", last.ready, last.loading),
-        if last.loading == 0 {
-            Look::Good
-        } else {
-            Look::Warning
-        },
-        plot(
-            |sample| Some(f64::from(sample.ready)),
-            most(|sample| sample.desired.map(f64::from), 2.0),
-        ),
+        "GPU busy",
+        &busy,
+        Look::Plain,
+        plot(|sample| sample.busy, 100.0),
     ));
+    rows.push(row(
+        "SM active",
+        &sm_active,
+        Look::Bold,
+        plot(|sample| sample.sm_active, 100.0),
+    ));
+    if last.queue.is_some() {
+        let queue = told(last.queue, 0, "requests");
+        rows.push(row(
+            "queue",
+            &queue,
+            Look::Plain,
+            plot(|sample| sample.queue, 20.0),
+        ));
+    }
+    let age = told(last.age, 1, "s");
+    rows.push(row(
+        "value age",
+        &age,
+        good(fresh),
+        plot(|sample| sample.age, FRESH),
+    ));
+    if let (Some(current), Some(desired)) = (last.current, last.desired) {
+        let wish = format!("{current} now, {desired} wanted");
+        let wishes = plot(|sample| sample.desired.map(f64::from), 2.0);
+        rows.push(row("HPA", &wish, good(current == desired), wishes));
+    }
+    let replicas = format!("{} ready, {} loading", last.ready, last.loading);
+    let ready = plot(|sample| Some(f64::from(sample.ready)), 2.0);
+    rows.push(row("replicas", &replicas, good(last.loading == 0), ready));
     rows
 }
 
-fn row(name: &str, value: String, look: Look, plot: String) -> Line {
+fn row(name: &str, value: &str, look: Look, plot: String) -> Line {
     vec![
         piece(format!(" {name:<NAME$}"), Look::Dim),
         piece(format!("{value:<VALUE$} "), look),

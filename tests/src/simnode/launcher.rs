@@ -25,6 +25,7 @@ use std::process::{Command, ExitCode};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::SigSet;
 use nix::unistd::{chdir, chroot, sethostname};
 use serde::{Deserialize, Serialize};
 
@@ -119,6 +120,10 @@ fn during<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> Prob
 fn become_container(file: &Path) -> Result<std::convert::Infallible, Problem> {
     let text = fs::read(file).map_err(during("read the description"))?;
     let container: Container = serde_json::from_slice(&text).map_err(during("parse the description"))?;
+    // A testbed that waits for SIGTERM itself has it blocked, and programs inherit that.
+    SigSet::empty()
+        .thread_set_mask()
+        .map_err(during("take signals again"))?;
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)
         .map_err(during("leave the mount namespace"))?;
     mount(

@@ -7,30 +7,33 @@
 //! Inputs: the built programs. Invariants: everything is up within seconds; every number shown comes from the
 //! adapter's API; children die with [`Half`].
 
+mod driver;
+mod programs;
+mod simulated;
+
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use forewarm_fake_nvml::control::{Control, GpuControl};
+use forewarm_fake_nvml::control::Control;
 use jiff::Timestamp;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::picture::{ActStatus, NodeRow, PodRow, Sample, Stage};
-use super::reading::{self, Answer, mean, oldest};
-use crate::kubelet::{Kubelet, Pod};
+use crate::demo::picture::{ActStatus, NodeRow, PodRow, Sample, Stage};
+use crate::demo::reading::{self, Answer, mean, oldest};
+use crate::kubelet::Kubelet;
 use crate::load::OfferedLoad;
 use crate::load::clock::LoadClock;
-use crate::load::replica::{Activity, Replica};
-use crate::process::{Artefacts, Program, Scrape, fetch};
+use crate::process::{Artefacts, Program, fetch};
 use crate::wait::until;
+use programs::{Running, adapter, exporter, gpus};
+use simulated::Simulated;
 
 /// What this half claims.
 pub const CLAIMS: [&str; 2] = [
     "a GPU's reading becomes a pod's value in the metrics API",
-    super::story::CLAIMS[0],
+    crate::demo::story::CLAIMS[0],
 ];
 
 /// Namespace of the pods.
@@ -49,16 +52,6 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// Patience with a program that was just started.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Where drivers put the library, by distribution.
-const DRIVER_FOLDERS: [&str; 6] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/nvidia/lib64",
-    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-];
 
 /// A load that swings between a third of one GPU and nearly two, for as long as it is watched.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +107,7 @@ impl Half {
         std::fs::create_dir_all(&kubelet_dir)?;
         let kubelet = Kubelet::start(&kubelet_dir).context("the stand-in kubelet")?;
         let running = if real {
-            let library = driver_library()?;
+            let library = driver::library()?;
             stage.say(format!("starting forewarm-exporter on {}", library.display()));
             exporter(artefacts, &library, &kubelet_dir, folder.path(), None).await?
         } else {
@@ -243,7 +236,7 @@ impl Half {
         let mut control = Control::default();
         for (index, replica) in (0_u32..).zip(replicas.iter_mut()) {
             if let Some(activity) = replica.advance(now, share) {
-                control.gpus.insert(index, gpu(&activity));
+                control.gpus.insert(index, simulated::gpu(&activity));
             }
         }
         if let Some(path) = &self.exporter.control {
@@ -260,100 +253,6 @@ impl Half {
     }
 }
 
-/// The exporter, on either driver.
-struct Running {
-    metrics: SocketAddr,
-    /// The fake's control file; `None` with the machine's driver.
-    control: Option<PathBuf>,
-    _program: Program,
-}
-
-/// A replica that exists only here and in the stand-in kubelet.
-struct Simulated {
-    name: String,
-    uid: String,
-    gpu: String,
-    life: Option<Life>,
-}
-
-struct Life {
-    since: Instant,
-    loading: Duration,
-    replica: Replica,
-    last: Instant,
-    activity: Option<Activity>,
-}
-
-impl Simulated {
-    fn new(index: usize, gpu: &str) -> Self {
-        Self {
-            name: format!("llm-{index}"),
-            uid: format!("demo-{index}"),
-            gpu: gpu.to_owned(),
-            life: None,
-        }
-    }
-
-    fn begin(&mut self, now: Instant, loading: Duration) {
-        self.life.get_or_insert_with(|| Life {
-            since: now,
-            loading,
-            replica: Replica::new(1, loading),
-            last: now,
-            activity: None,
-        });
-    }
-
-    fn is_ready(&self, now: Instant) -> bool {
-        self.life
-            .as_ref()
-            .is_some_and(|life| now.saturating_duration_since(life.since) >= life.loading)
-    }
-
-    fn advance(&mut self, now: Instant, share: f64) -> Option<Activity> {
-        let ready = self.is_ready(now);
-        let life = self.life.as_mut()?;
-        let offered = if ready { share } else { 0.0 };
-        let step = now.saturating_duration_since(life.last);
-        life.last = now;
-        life.activity = Some(
-            life.replica
-                .advance(now.saturating_duration_since(life.since), step, offered),
-        );
-        life.activity
-    }
-
-    fn pod(&self, now: Instant) -> Option<Pod> {
-        self.life.as_ref()?;
-        let mut pod = Pod::running(NAMESPACE, &self.name, &self.uid, &[&self.gpu]);
-        pod.ready = self.is_ready(now);
-        Some(pod)
-    }
-
-    fn queue(&self) -> f64 {
-        self.life
-            .as_ref()
-            .and_then(|life| life.activity)
-            .map_or(0.0, |activity| activity.queue)
-    }
-}
-
-fn gpu(activity: &Activity) -> GpuControl {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "bytes of one GPU"
-    )]
-    let memory_used_bytes = activity.memory_used_bytes as u64;
-    GpuControl {
-        busy: Some(activity.busy),
-        sm_active: Some(activity.sm_active),
-        memory_used_bytes: Some(memory_used_bytes),
-        power_watts: Some(activity.power_watts),
-        ..GpuControl::default()
-    }
-}
-
 fn show(
     stage: &Stage,
     replicas: &[Simulated],
@@ -367,7 +266,7 @@ fn show(
     let count = |ready: bool| {
         let these = replicas
             .iter()
-            .filter(|replica| replica.life.is_some() && replica.is_ready(now) == ready);
+            .filter(|replica| replica.has_begun() && replica.is_ready(now) == ready);
         u32::try_from(these.count()).unwrap_or(0)
     };
     // Not every GPU has GPM: on older ones utilisation is all there is.
@@ -386,7 +285,7 @@ fn show(
     stage.update(|picture| {
         picture.pods = replicas
             .iter()
-            .filter(|replica| replica.life.is_some())
+            .filter(|replica| replica.has_begun())
             .map(|replica| PodRow {
                 name: replica.name.clone(),
                 node: "this".into(),
@@ -427,7 +326,7 @@ fn judge(
     outcome.age = oldest(values).or(outcome.age);
     for replica in replicas
         .iter()
-        .filter(|replica| replica.life.is_some() && !replica.is_ready(now))
+        .filter(|replica| replica.has_begun() && !replica.is_ready(now))
     {
         let listed = values.contains_key(&replica.name);
         if outcome.withheld != Some(false) && outcome.withheld != Some(!listed) {
@@ -448,122 +347,4 @@ fn judge(
         }
         outcome.withheld = Some(outcome.withheld.unwrap_or(true) && !listed);
     }
-}
-
-/// UUIDs of the GPUs that answer.
-async fn gpus(exporter: SocketAddr) -> Result<Vec<String>, String> {
-    let scrape = Scrape::get(exporter, "/metrics")
-        .await
-        .map_err(|error| format!("{error:#}"))?;
-    let up: Vec<String> = scrape
-        .all(forewarm_signals::gpu::UP.name, &[])
-        .filter(|sample| sample.value > 0.0)
-        .map(|sample| sample.label("uuid").to_owned())
-        .collect();
-    if up.is_empty() {
-        Err("no GPU is up yet".to_owned())
-    } else {
-        Ok(up)
-    }
-}
-
-async fn adapter(
-    artefacts: &Artefacts,
-    exporter: SocketAddr,
-    folder: &Path,
-) -> anyhow::Result<(Program, SocketAddr)> {
-    let config = folder.join("adapter.yaml");
-    // JSON is YAML. Without `metrics` the built-in ones are served.
-    let text = serde_json::json!({
-        "apiVersion": "forewarm.dev/v1alpha1",
-        "kind": "AdapterConfig",
-        "sources": [{"name": "exporters", "scrape": {
-            "targets": [exporter.to_string()], "scheme": "http", "interval": "1s", "timeout": "500ms",
-        }}],
-    });
-    std::fs::write(&config, text.to_string())?;
-    let mut command = Command::new(&artefacts.adapter);
-    command
-        .arg("--standalone")
-        .arg("--config")
-        .arg(config)
-        .args([
-            "--listen",
-            "127.0.0.1:0",
-            "--admin-listen",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-        ])
-        .env_remove("KUBERNETES_SERVICE_HOST")
-        .env_remove("KUBECONFIG");
-    let mut program = Program::start("forewarm-adapter", command, folder)?;
-    let api = program.listening("api").await?;
-    Ok((program, api))
-}
-
-async fn exporter(
-    artefacts: &Artefacts,
-    library: &Path,
-    kubelet_dir: &Path,
-    folder: &Path,
-    control: Option<PathBuf>,
-) -> anyhow::Result<Running> {
-    let mut command = Command::new(&artefacts.exporter);
-    command
-        .args([
-            "--listen",
-            "127.0.0.1:0",
-            "--admin-listen",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-        ])
-        .args(["--node-name", "this"])
-        .arg("--nvml-library")
-        .arg(library)
-        .arg("--kubelet-dir")
-        .arg(kubelet_dir)
-        .env_remove("KUBERNETES_SERVICE_HOST");
-    if let Some(control) = &control {
-        command
-            .env("FAKE_NVML_PROFILE", "h100-sxm")
-            .env("FAKE_NVML_GPUS", GPUS.to_string())
-            .env("FAKE_NVML_CONTROL", control);
-    }
-    let mut program = Program::start("forewarm-exporter", command, folder)?;
-    let metrics = program.listening("metrics").await?;
-    Ok(Running {
-        metrics,
-        control,
-        _program: program,
-    })
-}
-
-/// The driver's library on this machine.
-fn driver_library() -> anyhow::Result<PathBuf> {
-    const NAME: &str = "libnvidia-ml.so.1";
-    let known = DRIVER_FOLDERS
-        .iter()
-        .map(|folder| Path::new(folder).join(NAME))
-        .find(|path| path.exists());
-    known.or_else(|| cached_library(NAME)).with_context(|| {
-        format!(
-            "NVML=real: there is no {NAME} on this machine (looked in {} and in ldconfig's cache); install NVIDIA's \
-             driver, or leave NVML out for simulated GPUs",
-            DRIVER_FOLDERS.join(", ")
-        )
-    })
-}
-
-/// What the dynamic linker would find, by `ldconfig -p`.
-fn cached_library(name: &str) -> Option<PathBuf> {
-    let output = ["/sbin/ldconfig", "ldconfig"]
-        .into_iter()
-        .find_map(|program| Command::new(program).arg("-p").output().ok())?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.lines()
-        .find(|line| line.trim_start().starts_with(name))
-        .and_then(|line| line.rsplit_once("=> "))
-        .map(|(_, path)| PathBuf::from(path.trim()))
 }
