@@ -7,6 +7,7 @@
 
 pub mod adapter;
 pub mod exporter;
+pub mod floor;
 pub mod usage;
 
 use std::future::Future;
