@@ -64,7 +64,10 @@ mod tests {
     #[test]
     fn uuids_are_stable_and_differ_by_seed_and_index() {
         // Pinned: recordings and dashboards of tests rely on these exact names.
-        assert_eq!(gpu_uuid("forewarm", 0), "GPU-b5e0a0bc-8e6b-44c2-9c51-6b6ec0a6d593");
+        assert_eq!(
+            gpu_uuid("forewarm", 0),
+            "GPU-b5e0a0bc-8e6b-44c2-9c51-6b6ec0a6d593"
+        );
         let seen: BTreeSet<String> = ["a", "b", "node-1", "node-2"]
             .iter()
             .flat_map(|seed| (0..64).map(move |index| gpu_uuid(seed, index)))
