@@ -258,7 +258,7 @@ impl Module {
             .current_dir(&self.source)
             // Static programs: they run in any mount namespace of the testbed.
             .env("CGO_ENABLED", "0")
-            .args(["build", "-trimpath", "-ldflags", &self.ldflags, "-o"])
+            .args(["build", "-ldflags", &self.ldflags, "-o"])
             .arg(output)
             .arg(package)
             .stdin(Stdio::null())
