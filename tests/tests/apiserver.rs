@@ -7,14 +7,20 @@
 //!
 //! To add trials: a module under `apiserver/` with `pub(crate) fn cases() -> Vec<Case>`, listed in [`cases`].
 
+#[path = "apiserver/api_certs.rs"]
+mod api_certs;
 #[path = "apiserver/api_discovery.rs"]
 mod api_discovery;
 #[path = "apiserver/api_identity.rs"]
 mod api_identity;
 #[path = "apiserver/control_plane.rs"]
 mod control_plane;
+#[path = "apiserver/faults.rs"]
+mod faults;
 #[path = "apiserver/fixture.rs"]
 mod fixture;
+#[path = "apiserver/forger.rs"]
+mod forger;
 #[path = "apiserver/hpa.rs"]
 mod hpa;
 #[path = "apiserver/manifests.rs"]
@@ -45,6 +51,8 @@ fn cases() -> Vec<Case> {
         nodes::cases(),
         manifests::cases(),
         hpa::cases(),
+        faults::cases(),
+        api_certs::cases(),
         api_discovery::cases(),
         api_identity::cases(),
     ]

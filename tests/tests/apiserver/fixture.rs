@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::{Mutex, OnceCell, RwLock};
 
+use crate::forger::{self, Forgers};
 use crate::serving::{IMAGE, Router};
 use crate::stack;
 
@@ -76,6 +77,7 @@ pub(crate) struct Fixture {
     nodes: OnceCell<Result<Vec<Arc<SimNode>>, String>>,
     stack: OnceCell<Result<(), String>>,
     router: Router,
+    forgers: Forgers,
     alone: RwLock<()>,
     namespaces: AtomicU32,
     extra_nodes: AtomicU32,
@@ -102,6 +104,7 @@ impl Fixture {
             nodes: OnceCell::new(),
             stack: OnceCell::new(),
             router: Router::default(),
+            forgers: Forgers::default(),
             alone: RwLock::new(()),
             namespaces: AtomicU32::new(0),
             extra_nodes: AtomicU32::new(0),
@@ -111,13 +114,14 @@ impl Fixture {
 
     /// Runs one trial to its end; the error carries the evidence.
     pub(crate) fn run(self: &Arc<Self>, case: &Case) -> Result<(), String> {
-        let start = Instant::now();
-        let outcome = self.runtime.block_on(async {
+        let (outcome, time) = self.runtime.block_on(async {
             let (_shared, _exclusive) = if case.disturbs {
                 (None, Some(self.alone.write().await))
             } else {
                 (Some(self.alone.read().await), None)
             };
+            // Without the wait for others.
+            let start = Instant::now();
             let outcome = match tokio::time::timeout(LIMIT, (case.run)(Arc::clone(self))).await {
                 Ok(outcome) => outcome,
                 Err(_) => Err(anyhow::anyhow!("not over after {LIMIT:?}")),
@@ -126,12 +130,14 @@ impl Fixture {
                 (Ok(()), failures) if !failures.is_empty() => Err(anyhow::anyhow!(failures.join("\n"))),
                 (outcome, _) => outcome,
             };
-            match outcome {
+            let time = start.elapsed();
+            let outcome = match outcome {
                 Ok(()) => Ok(()),
                 Err(error) => Err(format!("{error:#}\n{}", self.evidence().await)),
-            }
+            };
+            (outcome, time)
         });
-        eprintln!("{}: {:.1} s", case.name, start.elapsed().as_secs_f64());
+        eprintln!("{}: {:.1} s", case.name, time.as_secs_f64());
         outcome
     }
 
@@ -202,6 +208,11 @@ impl Fixture {
         &self.router
     }
 
+    /// Programs that pose as exporters.
+    pub(crate) fn forgers(&self) -> &Forgers {
+        &self.forgers
+    }
+
     /// A recording under `FOREWARM_DATA` or beside the repository; `None`, said loudly and counted, where absent.
     pub(crate) fn recording(&self, name: &str) -> Option<PathBuf> {
         let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
@@ -236,7 +247,7 @@ impl Fixture {
                 ("nvidia.com/gpu.present".to_owned(), shared.to_string()),
             ]
             .into(),
-            images: images(&self.router)?,
+            images: images(&self.router, &self.forgers)?,
             driver: Driver::Fake {
                 library: artefacts()?.fake_nvml.clone(),
                 settings: Settings {
@@ -285,7 +296,7 @@ impl Fixture {
     }
 }
 
-fn images(router: &Router) -> anyhow::Result<Images> {
+fn images(router: &Router, forgers: &Forgers) -> anyhow::Result<Images> {
     let built = artefacts()?;
     let images = [
         (
@@ -301,6 +312,7 @@ fn images(router: &Router) -> anyhow::Result<Images> {
             },
         ),
         (IMAGE, Run::Workload(Arc::new(router.clone()))),
+        (forger::IMAGE, Run::Workload(Arc::new(forgers.clone()))),
         ("test/idle", Run::Workload(Arc::new(Idle::default()))),
         (
             "test/loading",
