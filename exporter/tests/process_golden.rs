@@ -2,6 +2,11 @@
 //!
 //! To accept a wanted change: `INSTA_UPDATE=always cargo test -p forewarm-exporter --test process_golden`, then read
 //! the difference and note it in the changelog.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test binary: helpers fail the test they serve"
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,9 @@
 //! Threads, supervisor and renderer with the real library implementation over the stand-in driver.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test binary: helpers fail the test they serve"
+)]
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,9 @@
 //! The real implementation of the traits against the stand-in for `libnvidia-ml.so.1`, loaded as a client loads it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test binary: helpers fail the test they serve"
+)]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -399,7 +404,7 @@ fn ecc_totals_are_counters() {
             corrected: 12,
             uncorrected: 3,
             ..EccErrors::default()
-        })
+        });
     });
     let library = fake.open();
     let mut gpu = device(&library, 0);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forewarm_nvml::ClockDomain;
 use forewarm_signals::health::{self, Reason};
-use forewarm_signals::label::{DIRECTION, Direction, KIND, LINK, READING, REASON, SENSOR, XID};
+use forewarm_signals::label::{DIRECTION, Direction, KIND, REASON, SENSOR, XID};
 use forewarm_signals::{Family, Group, MeasuredAt, gpu};
 
 use super::text::{self, Samples};
@@ -64,7 +64,7 @@ impl Device {
 }
 
 /// Writes the samples of one family about one GPU.
-type Write = fn(&Device, &mut Samples<'_>);
+pub type Write = fn(&Device, &mut Samples<'_>);
 
 /// Writes what a device has to say in a family, if that may be shown.
 pub fn write(family: &'static Family, write: Write, device: &Device, out: &mut Vec<u8>) {
@@ -363,38 +363,6 @@ pub const FAMILIES: &[(&Family, Write)] = &[
     }),
 ];
 
-/// The families of `/metrics/detail`.
-pub const DETAIL: &[(&Family, Write)] = &[
-    (&gpu::NVLINK_LINK_UP, |device, out| {
-        each_link(device, |number, link| {
-            if let Some(up) = link.up {
-                out.count(&[(LINK, number)], u64::from(up));
-            }
-        });
-    }),
-    (&gpu::NVLINK_LINK_BYTES_TOTAL, |device, out| {
-        each_link(device, |number, link| {
-            each_direction(&link.bytes, |direction, bytes| {
-                out.count(&[(LINK, number), (DIRECTION, direction)], bytes.get());
-            });
-        });
-    }),
-    (&gpu::NVLINK_LINK_ERRORS_TOTAL, |device, out| {
-        each_link(device, |number, link| {
-            for (kind, errors) in link.errors.kinds() {
-                if let Some(errors) = errors {
-                    out.count(&[(LINK, number), (KIND, kind)], errors);
-                }
-            }
-        });
-    }),
-    (&gpu::READING_SUPPORTED, |device, out| {
-        for (name, is_supported) in device.snapshot.support.iter() {
-            out.count(&[(READING, name)], u64::from(*is_supported));
-        }
-    }),
-];
-
 fn one(out: &mut Samples<'_>, value: Option<f64>) {
     if let Some(value) = value {
         out.value(value);
@@ -413,20 +381,11 @@ fn labelled_count(out: &mut Samples<'_>, label: (&str, &str), count: Option<u64>
     }
 }
 
-fn each_direction<T: Copy>(directions: &Directions<T>, mut write: impl FnMut(&'static str, T)) {
+pub(super) fn each_direction<T: Copy>(directions: &Directions<T>, mut write: impl FnMut(&'static str, T)) {
     for (direction, value) in [(Direction::Rx, directions.rx), (Direction::Tx, directions.tx)] {
         if let Some(value) = value {
             write(direction.as_str(), value);
         }
-    }
-}
-
-fn each_link(device: &Device, mut write: impl FnMut(&str, &crate::snapshot::Link)) {
-    let Some(links) = &device.snapshot.links else {
-        return;
-    };
-    for (number, link) in links.value.links.iter().enumerate() {
-        write(itoa::Buffer::new().format(number), link);
     }
 }
 
@@ -491,11 +450,6 @@ mod tests {
             .filter(|name| *name != gpu::SAMPLE_AGE_SECONDS.name)
             .collect();
         assert_eq!(written, known);
-        let detail: Vec<_> = DETAIL.iter().map(|(family, _)| family.name).collect();
-        assert_eq!(
-            detail,
-            gpu::DETAIL.iter().map(|family| family.name).collect::<Vec<_>>()
-        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! Invariants: never touches NVML or a socket; a page is made anew only when something changed or a tick has passed
 //! (so withdrawal needs no new reading); buffers of a page nobody reads any more are used again.
 
+pub mod detail;
 pub mod device;
 pub mod negotiate;
 pub mod page;
@@ -124,7 +125,7 @@ impl Renderer {
     pub fn detail(&self, now: Instant) -> Page {
         let devices = self.devices(now);
         let mut page = Page::default();
-        for (family, write) in device::DETAIL {
+        for (family, write) in detail::FAMILIES {
             let mut samples = Vec::new();
             for device in &devices {
                 device::write(family, *write, device, &mut samples);

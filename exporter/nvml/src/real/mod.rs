@@ -5,6 +5,7 @@
 
 mod device;
 mod gpm;
+mod variants;
 
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
