@@ -4,6 +4,7 @@
 //! names and texts, so it is tested on small fixtures; each problem is one line that says what to do.
 
 mod edges;
+mod links;
 mod paths;
 mod source;
 
@@ -39,6 +40,12 @@ pub(crate) fn problems(root: &Path) -> Result<Vec<String>> {
             continue;
         };
         source::check(&name.to_string_lossy(), &text, &mut findings);
+        links::check(
+            &name.to_string_lossy(),
+            &text,
+            |target| root.join(target).exists(),
+            &mut findings,
+        );
     }
     for warning in &findings.warnings {
         note(format!("warning: {warning}"));
