@@ -2,6 +2,7 @@
 //!
 //! Invariants: all bad settings are reported together; reading arguments touches nothing but the trace file.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,18 +31,19 @@ pub struct Args {
     #[arg(long, env = "FOREWARM_DEMO_TRACE", requires = "column")]
     trace: Option<PathBuf>,
     /// Time column of the trace
-    #[arg(long, env = "FOREWARM_DEMO_TIME", default_value = "time")]
+    #[arg(long, env = "FOREWARM_DEMO_TIME", default_value = "time", requires = "trace")]
     time: String,
     /// Value column of the trace
-    #[arg(long, env = "FOREWARM_DEMO_COLUMN")]
+    #[arg(long, env = "FOREWARM_DEMO_COLUMN", requires = "trace")]
     column: Option<String>,
     /// Add up rows of the trace that have one time
-    #[arg(long, env = "FOREWARM_DEMO_SUM_BY_TIME")]
+    #[arg(long, env = "FOREWARM_DEMO_SUM_BY_TIME", requires = "trace")]
     sum_by_time: bool,
     /// Factor from the trace's unit to GPUs
     #[arg(
         long,
         env = "FOREWARM_DEMO_SCALE",
+        requires = "trace",
         allow_negative_numbers = true,
         default_value_t = 1.0
     )]
@@ -50,6 +52,7 @@ pub struct Args {
     #[arg(
         long,
         env = "FOREWARM_DEMO_SPEED",
+        requires = "trace",
         allow_negative_numbers = true,
         default_value_t = 1.0
     )]
@@ -130,6 +133,17 @@ pub struct Request {
 /// Default length of the built-in shape.
 const SHAPE: Duration = Duration::from_secs(90);
 
+/// Shortest built-in shape, seconds.
+const SHORTEST: u64 = 20;
+
+/// Peaks of the built-in shape, GPUs.
+const PEAK: RangeInclusive<f64> = 2.0..=14.0;
+const PEAK_WHY: &str = "the second act needs three replicas, and 24 GPUs at the HPA's aim take no more";
+
+/// Loading times, seconds.
+const LOADING: RangeInclusive<f64> = 5.0..=600.0;
+const LOADING_WHY: &str = "the HPA must look at least once while a replica loads";
+
 /// How long the standalone half is worth watching.
 const STANDALONE: Duration = Duration::from_secs(30);
 
@@ -139,16 +153,25 @@ impl Args {
     /// # Errors
     /// All that is wrong, one line each.
     pub fn resolve(self) -> Result<Request, String> {
+        let real_nvml = self.nvml == NvmlKind::Real;
+        // A real GPU takes no simulated load, so there is nothing an HPA could do about it.
+        let standalone = real_nvml || self.while_building || self.control_plane == ControlPlaneKind::None;
         let mut wrong = Vec::new();
-        for (flag, value, most) in [("peak", self.peak, 24.0), ("loading", self.loading, 600.0)] {
-            if !(value.is_finite() && (0.0..=most).contains(&value)) {
-                wrong.push(format!("--{flag} {value}: must be between 0 and {most}"));
+        for (flag, value, range, why) in [
+            ("peak", self.peak, PEAK, PEAK_WHY),
+            ("loading", self.loading, LOADING, LOADING_WHY),
+        ] {
+            if !range.contains(&value) {
+                let (least, most) = (range.start(), range.end());
+                wrong.push(format!(
+                    "--{flag} {value}: must be between {least} and {most}, because {why}"
+                ));
             }
         }
-        if self.duration.is_some_and(|seconds| seconds < 20) && self.trace.is_none() {
-            wrong.push(
-                "--duration: the built-in shape needs at least 20 seconds to have a plateau".to_owned(),
-            );
+        if self.duration.is_some_and(|seconds| seconds < SHORTEST) && self.trace.is_none() && !standalone {
+            wrong.push(format!(
+                "--duration: the built-in shape needs {SHORTEST} seconds to have a plateau"
+            ));
         }
         let limit = self.duration.map(Duration::from_secs);
         let mut load_name = format!("built-in shape, seed {}", self.seed);
@@ -177,14 +200,12 @@ impl Args {
         if !wrong.is_empty() {
             return Err(wrong.join("\n"));
         }
-        let real_nvml = self.nvml == NvmlKind::Real;
         Ok(Request {
             load,
             load_name,
             loading: Duration::from_secs_f64(self.loading),
             seed: self.seed,
-            // A real GPU takes no simulated load, so there is nothing an HPA could do about it.
-            standalone: real_nvml || self.while_building || self.control_plane == ControlPlaneKind::None,
+            standalone,
             real_nvml,
             while_building: self.while_building,
             hold: self.hold,
@@ -247,7 +268,7 @@ mod tests {
         ])
         .err()
         .unwrap();
-        for part in ["--peak", "--loading", "no.csv"] {
+        for part in ["--peak -1", "three replicas", "--loading NaN", "no.csv"] {
             assert!(message.contains(part), "{message}");
         }
     }

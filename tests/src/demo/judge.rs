@@ -117,10 +117,9 @@ pub struct Loading {
     pub left_out: u32,
     /// What the exporter read for it meanwhile, percent.
     pub exporter_read: Option<f64>,
-    /// Mean of the values the API answered for the ready ones, and the HPA's own average.
-    pub ready_mean: Option<f64>,
-    /// See `ready_mean`.
-    pub hpa_average: Option<f64>,
+    /// Mean of the values the API answered for the ready ones, and the HPA's own average, at the look where
+    /// the latter was the largest share of the former: an average that is pulled down is so at every look.
+    pub averages: Option<(f64, f64)>,
     /// What the HPA wanted at the start and lowest.
     pub desired_before: i32,
     /// See `desired_before`.
@@ -139,10 +138,27 @@ pub fn loading_replica(seen: &Loading) -> LoadingReplica {
     if seen.desired_lowest < seen.desired_before {
         return LoadingReplica::Shrunk;
     }
-    // One loading replica beside one that is ready would halve the average.
-    match (seen.ready_mean, seen.hpa_average) {
-        (Some(mean), Some(average)) if average < mean * 0.7 => LoadingReplica::Diluted,
-        _ => LoadingReplica::Withheld,
+    match seen.averages {
+        None => LoadingReplica::NotShown,
+        Some((mean, average)) if average < mean * UNDILUTED => LoadingReplica::Diluted,
+        Some(_) => LoadingReplica::Withheld,
+    }
+}
+
+/// One loading replica beside one that is ready would halve the average; the rest is for the time that passes
+/// between an answer of the API and the HPA's last look.
+const UNDILUTED: f64 = 0.8;
+
+impl Loading {
+    /// Takes one look's mean and average.
+    pub fn compare(&mut self, mean: f64, average: f64) {
+        let share = |(mean, average): (f64, f64)| if mean > 0.0 { average / mean } else { 0.0 };
+        if self
+            .averages
+            .is_none_or(|best| share((mean, average)) > share(best))
+        {
+            self.averages = Some((mean, average));
+        }
     }
 }
 
@@ -243,8 +259,7 @@ mod tests {
             listed: 0,
             left_out: 5,
             exporter_read: Some(0.0),
-            ready_mean: Some(95.0),
-            hpa_average: Some(94.0),
+            averages: Some((95.0, 94.0)),
             desired_before: 2,
             desired_lowest: 2,
         };
@@ -259,9 +274,19 @@ mod tests {
         assert_eq!(with(|seen| seen.left_out = 0), LoadingReplica::NotShown);
         assert_eq!(with(|seen| seen.desired_lowest = 1), LoadingReplica::Shrunk);
         assert_eq!(
-            with(|seen| seen.hpa_average = Some(47.0)),
+            with(|seen| seen.averages = Some((95.0, 47.0))),
             LoadingReplica::Diluted
         );
+        assert_eq!(with(|seen| seen.averages = None), LoadingReplica::NotShown);
+    }
+
+    #[test]
+    fn the_best_look_counts_for_the_average() {
+        let mut seen = Loading::default();
+        for (mean, average) in [(95.0, 26.0), (95.0, 94.0), (95.0, 70.0), (0.0, 0.0)] {
+            seen.compare(mean, average);
+        }
+        assert_eq!(seen.averages, Some((95.0, 94.0)));
     }
 
     #[test]

@@ -118,6 +118,27 @@ mod tests {
     }
 
     #[test]
+    fn what_the_story_assumes_of_the_config_is_there() {
+        let text = std::fs::read_to_string(manifests().join("base/adapter/config.yaml")).unwrap();
+        let config: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+        let metrics = config["metrics"].as_array().unwrap();
+        let read = metrics
+            .iter()
+            .find(|metric| metric["name"] == "gpu_sm_active_percent")
+            .unwrap();
+        assert_eq!(read["pods"], "ready");
+        assert_eq!(
+            read["maxAge"]["exclusive"],
+            format!("{}s", crate::demo::whole::MAX_AGE.as_secs())
+        );
+        assert!(
+            WINDOW
+                .1
+                .ends_with(&format!(" {}s", crate::demo::whole::WINDOW.as_secs()))
+        );
+    }
+
+    #[test]
     fn paths_are_relative_to_the_overlay() {
         assert_eq!(
             relative(Path::new("/tmp/x"), Path::new("/home/a")),

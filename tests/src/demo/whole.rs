@@ -26,10 +26,10 @@ use crate::process::Artefacts;
 pub(super) const HPA_SYNC: Duration = Duration::from_secs(3);
 
 /// Window of the adapter's averages here, shortened likewise ([`objects::overlay`]).
-const WINDOW: Duration = Duration::from_secs(3);
+pub(super) const WINDOW: Duration = Duration::from_secs(3);
 
 /// `maxAge` of exclusive values in `manifests/`.
-const MAX_AGE: Duration = Duration::from_secs(10);
+pub(super) const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// What the HPA aims at, percent of SM activity.
 pub(super) const AIM: u32 = 60;

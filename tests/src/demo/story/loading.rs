@@ -92,10 +92,12 @@ impl Story {
                     } else if !values.is_empty() {
                         told.left_out += 1;
                     }
-                    told.ready_mean = mean(&values);
+                    let average = seen.and_then(|seen| seen.hpa.average);
+                    if let (Some(mean), Some(average)) = (mean(&values), average) {
+                        told.compare(mean, average);
+                    }
                 }
             }
-            told.hpa_average = seen.and_then(|seen| seen.hpa.average);
             tokio::time::sleep(PAUSE * 2).await;
         }
         told.desired_lowest = self.wishes.since(now).into_iter().min().unwrap_or(wanted);
@@ -127,7 +129,7 @@ fn loading_evidence(seen: &Loading) -> String {
     format!(
         "{api} (the exporter read {}); HPA average {} over the ready ones, wanted {}, never under {}",
         percent(seen.exporter_read),
-        percent(seen.hpa_average),
+        percent(seen.averages.map(|(_, average)| average)),
         seen.desired_before,
         seen.desired_lowest,
     )

@@ -169,7 +169,8 @@ impl Story {
             stopped_at.elapsed().as_secs_f64(),
             refused.message
         ));
-        let hpa_looks = Instant::now() + self.sync * 4;
+        // Short of the third missed liveness probe, which would restart the exporter.
+        let hpa_looks = Instant::now() + self.sync * 3;
         while Instant::now() < hpa_looks {
             let seen = self.seen.borrow().clone();
             if let Some(hpa) = seen.map(|seen| seen.hpa) {
