@@ -31,6 +31,8 @@ mod nodes;
 mod serving;
 #[path = "apiserver/stack.rs"]
 mod stack;
+#[path = "apiserver/victim.rs"]
+mod victim;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -8,13 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use forewarm_tests::load::Constant;
-use forewarm_tests::load::clock::LoadClock;
-use forewarm_tests::load::serving::Serving;
-use forewarm_tests::process::{Scrape, fetch};
+use forewarm_tests::process::fetch;
 use forewarm_tests::wait::until;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -23,19 +19,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::fixture::{Case, Fixture, case, disturbing};
-use crate::serving::IMAGE;
+use crate::victim::{EXACT, PATIENCE, REPLICAS, Victim, adapters_count, is_right, quantity};
 use crate::{forger, stack};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Offered load of these trials, GPUs: two replicas at 45 %, where the HPA rests (see [`HPA_TARGET`]).
-const LOAD: f64 = 0.9;
-const REPLICAS: u32 = 2;
-/// Per cent that each replica shows.
-const VALUE: f64 = 45.0;
-/// Per cent that the HPA aims at: [`VALUE`] itself, so that any wrong value would move it.
-const HPA_TARGET: &str = "45";
-/// How far a right value may be off: the fake's readings carry no noise, the window rounds.
-const EXACT: f64 = 2.0;
 
 pub(crate) fn cases() -> Vec<Case> {
     vec![
@@ -68,182 +53,6 @@ pub(crate) fn cases() -> Vec<Case> {
             rollout,
         ),
     ]
-}
-
-/// Replicas under a constant load, and an HPA at rest.
-struct Victim {
-    client: Client,
-    namespace: String,
-    clock: Arc<LoadClock>,
-}
-
-impl Victim {
-    /// On `node` only, and settled: the API serves [`VALUE`] for each replica.
-    async fn start(fixture: &Fixture, purpose: &str, node: &str) -> anyhow::Result<Self> {
-        fixture.stack().await?;
-        let client = fixture.client().await?;
-        let namespace = fixture.namespace(purpose).await?;
-        let clock = Arc::new(LoadClock::new(Arc::new(Constant(LOAD))));
-        let serving = Serving::new(Arc::clone(&clock), Duration::ZERO, 7);
-        fixture.router().route(&namespace, Arc::new(serving));
-        let deployment = serde_json::from_value(json!({
-            "metadata": {"name": "llm"},
-            "spec": {
-                "replicas": REPLICAS,
-                "selector": {"matchLabels": {"app": "llm"}},
-                "template": {
-                    "metadata": {"labels": {"app": "llm"}},
-                    "spec": {
-                        "nodeSelector": {"kubernetes.io/hostname": node},
-                        "terminationGracePeriodSeconds": 5,
-                        "containers": [{"name": "server", "image": IMAGE, "resources": {"limits": {"nvidia.com/gpu": 1}}}],
-                    },
-                },
-            },
-        }))?;
-        let deployments: Api<Deployment> = Api::namespaced(client.clone(), &namespace);
-        deployments.create(&PostParams::default(), &deployment).await?;
-        let victim = Self {
-            client,
-            namespace,
-            clock,
-        };
-        victim.shows_the_right_values(PATIENCE).await?;
-        let hpa = serde_json::from_value(json!({
-            "metadata": {"name": "llm"},
-            "spec": {
-                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"},
-                "minReplicas": 1,
-                "maxReplicas": 6,
-                "metrics": [{"type": "Pods", "pods": {
-                    "metric": {"name": stack::SHORT},
-                    "target": {"type": "AverageValue", "averageValue": HPA_TARGET},
-                }}],
-                "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
-            },
-        }))?;
-        victim.hpas().create(&PostParams::default(), &hpa).await?;
-        until("the HPA reads its metric", PATIENCE, || async {
-            match victim.hpa().await {
-                Ok((REPLICAS, None)) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await?;
-        Ok(victim)
-    }
-
-    fn hpas(&self) -> Api<HorizontalPodAutoscaler> {
-        Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
-    /// Desired replicas, and why it is not active if so.
-    async fn hpa(&self) -> anyhow::Result<(u32, Option<String>)> {
-        let status = self.hpas().get("llm").await?.status.unwrap_or_default();
-        let conditions = status.conditions.unwrap_or_default();
-        let inactive = conditions
-            .iter()
-            .find(|condition| condition.type_ == "ScalingActive" && condition.status != "True");
-        Ok((
-            u32::try_from(status.desired_replicas)?,
-            inactive.map(|condition| condition.message.clone().unwrap_or_default()),
-        ))
-    }
-
-    fn path(&self) -> String {
-        stack::pods_path("v1beta2", &self.namespace, stack::SHORT, "app=llm")
-    }
-
-    /// The values served now, in per cent.
-    async fn values(&self) -> Result<Vec<f64>, kube::Error> {
-        let answer = stack::get(&self.client, &self.path()).await?;
-        let items = answer["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.iter().map(|item| quantity(&item["value"])).collect())
-    }
-
-    async fn shows_the_right_values(&self, within: Duration) -> anyhow::Result<()> {
-        until(
-            "the API serves the right value for each replica",
-            within,
-            || async {
-                let values = self.values().await.map_err(|error| error.to_string())?;
-                if values.len() == REPLICAS as usize && values.iter().all(|value| is_right(*value)) {
-                    Ok(())
-                } else {
-                    Err(format!("{values:?}"))
-                }
-            },
-        )
-        .await?;
-        Ok(())
-    }
-
-    /// For a while, nothing but right values, and an HPA that stays.
-    async fn is_untouched_for(&self, time: Duration) -> anyhow::Result<()> {
-        let start = Instant::now();
-        while start.elapsed() < time {
-            let values = self.values().await.context("reading values")?;
-            ensure!(
-                values.len() == REPLICAS as usize && values.iter().all(|value| is_right(*value)),
-                "{values:?}"
-            );
-            let (desired, inactive) = self.hpa().await?;
-            ensure!(
-                desired == REPLICAS && inactive.is_none(),
-                "the HPA: {desired} {inactive:?}"
-            );
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-        Ok(())
-    }
-
-    async fn end(self) -> anyhow::Result<()> {
-        self.hpas().delete("llm", &DeleteParams::default()).await?;
-        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &self.namespace);
-        deployments.delete("llm", &DeleteParams::default()).await?;
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        until("all replicas are gone", PATIENCE, || async {
-            let left = pods
-                .list(&ListParams::default())
-                .await
-                .map_err(|error| error.to_string())?;
-            if left.items.is_empty() {
-                Ok(())
-            } else {
-                Err(format!("{} pods", left.items.len()))
-            }
-        })
-        .await?;
-        drop(self.clock);
-        Ok(())
-    }
-}
-
-fn is_right(value: f64) -> bool {
-    (value - VALUE).abs() <= EXACT
-}
-
-/// A quantity that is a plain number or milli.
-fn quantity(value: &Value) -> f64 {
-    let text = value.as_str().unwrap_or_default();
-    let (number, factor) = text
-        .strip_suffix('m')
-        .map_or((text, 1.0), |number| (number, 1e-3));
-    number.parse::<f64>().map_or(f64::NAN, |number| number * factor)
-}
-
-/// Sum of one of the adapters' own series, over all replicas.
-async fn adapters_count(client: &Client, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<f64> {
-    let mut sum = 0.0;
-    for pod in stack::adapter_pods(client).await? {
-        let address = pod
-            .status
-            .and_then(|status| status.pod_ip)
-            .context("an adapter's address")?;
-        let scrape = Scrape::get(SocketAddr::new(address.parse()?, 9411), "/metrics").await?;
-        sum += scrape.sum(name, labels);
-    }
-    Ok(sum)
 }
 
 /// What the real exporter of a node tells, with every SM reading replaced.
