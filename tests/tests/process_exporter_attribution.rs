@@ -369,6 +369,35 @@ async fn a_kubelet_that_hangs_costs_a_deadline_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_hangs_is_asked_once_an_interval() {
+    let (dir, kubelet) = kubelet();
+    let running = Running::start_with(dir.path(), |config| config.interval = Duration::from_secs(3600));
+    running.until_held_by("uid-1").await;
+    kubelet.fault(Call::List, Some(Fault::Hang));
+    kubelet.put(Pod::running("ml", "web-1", "uid-2", &[OTHER_GPU]));
+    running
+        .until_failed("allocations", "deadline-exceeded", 1.0)
+        .await;
+    let asked = kubelet.calls(Call::List);
+    until("three deadlines pass", SOON, || async {
+        let age = running
+            .view
+            .load()
+            .answered_at
+            .map(|at| at.elapsed())
+            .unwrap_or_default();
+        if age > Duration::from_secs(8) {
+            Ok(())
+        } else {
+            Err(format!("{age:?}"))
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(kubelet.calls(Call::List), asked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_pods_stream_names_are_trusted_for_seconds_and_then_withdrawn() {
     let (dir, kubelet) = kubelet();
     let running = Running::start(dir.path());

@@ -414,8 +414,8 @@ mod tests {
             if let Some(vgpu) = vgpu { id.push_str(&format!("/vgpu{vgpu}")); }
             let parsed = DeviceId::from_plugin(&id).unwrap();
             prop_assert_eq!(parsed.device.is_whole(), gi.is_none());
-            prop_assert_eq!(parsed.replica.clone(), vgpu.map(|n| n.to_string()));
             prop_assert_eq!(parsed.to_string(), id);
+            prop_assert_eq!(parsed.replica, vgpu.map(|n| n.to_string()));
         }
     }
 }

@@ -199,9 +199,8 @@ impl Poller {
 
     fn failed(&mut self, api: Api, slot: usize, error: &CallError) {
         self.metrics.failed(api, error.reason);
-        if matches!(error.reason, Reason::SocketMissing | Reason::DeadlineExceeded) {
-            // A new socket is then told from the old one; a wedged connection is not used again.
-            self.socket.disconnect();
+        if error.reason == Reason::DeadlineExceeded {
+            self.socket.disconnect(); // the connection may be what hangs
         }
         let last = self
             .last_reason

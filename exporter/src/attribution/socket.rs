@@ -23,44 +23,46 @@ const STREAM_WINDOW: u32 = 1024 * 1024;
 /// Which file a path leads to. The creation time tells a file from a later one that got the same inode number.
 type Identity = (u64, u64, i64, i64);
 
-/// A socket path and the connection made to it.
+/// A socket path, the socket seen there, and the connection made to it.
 #[derive(Debug)]
 pub(super) struct Socket {
     path: PathBuf,
-    connected: Option<(Identity, Channel)>,
+    seen: Option<Identity>,
+    channel: Option<Channel>,
 }
 
 impl Socket {
     pub(super) const fn new(path: PathBuf) -> Self {
         Self {
             path,
-            connected: None,
+            seen: None,
+            channel: None,
         }
     }
 
     /// The connection to what is at the path now.
     pub(super) fn channel(&mut self) -> Result<Channel, CallError> {
-        let present = self.identity()?;
-        if let Some((_, channel)) = self
-            .connected
-            .as_ref()
-            .filter(|(identity, _)| *identity == present)
-        {
-            return Ok(channel.clone());
+        let present = self.identity().inspect_err(|_| self.seen = None)?;
+        if self.seen != Some(present) {
+            self.channel = None;
         }
-        let channel = self.connect();
-        self.connected = Some((present, channel.clone()));
+        self.seen = Some(present);
+        let channel = match self.channel.take() {
+            Some(channel) => channel,
+            None => self.connect(),
+        };
+        self.channel = Some(channel.clone());
         Ok(channel)
     }
 
-    /// Whether the path leads to another socket than the one connected to, or to none.
+    /// Whether the path leads to another socket than the one last used, or to none while there was one.
     pub(super) fn has_moved(&self) -> bool {
-        self.connected.as_ref().map(|(identity, _)| *identity) != self.identity().ok()
+        self.seen != self.identity().ok()
     }
 
-    /// Forgets the connection, so that the next call makes a new one.
+    /// Forgets the connection and not the socket: the next call connects anew.
     pub(super) fn disconnect(&mut self) {
-        self.connected = None;
+        self.channel = None;
     }
 
     fn identity(&self) -> Result<Identity, CallError> {
