@@ -6,12 +6,18 @@
 //! an HPA knows what to do about missing ones; where nothing is left the refusal names metric, selector, age and
 //! cause. A timestamp is never later than the reading.
 
+mod external;
+mod gap;
+
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::config::{Across, External, Per, Reduce};
-use crate::index::{Entry, ExternalSeries, Index, State, TargetId, Value};
+pub use external::external;
+use gap::{Gap, usable};
+
+use crate::config::{Across, Per};
+use crate::index::{Index, State, Value};
 use crate::metrics::Metrics;
 use crate::provider::{Catalog, CustomValue, ExternalValue, ObjectQuery, ObjectRef, Provider, Refusal};
 use crate::quantity::Quantity;
@@ -350,125 +356,6 @@ fn one_namespace(
     Ok(item)
 }
 
-/// Values of an external metric.
-///
-/// # Errors
-/// A [`Refusal`] where not a single honest value can be given.
-pub fn external(
-    state: &State,
-    namespace: &str,
-    metric: &str,
-    selector: &Selector,
-    clock: Clock,
-) -> Result<Vec<ExternalValue>, Refusal> {
-    let config = &state.config.external;
-    // Who may not read a metric does not learn that it exists.
-    let is_visible = |external: &External| {
-        external.namespaces.is_empty() || external.namespaces.iter().any(|allowed| allowed == namespace)
-    };
-    let position = config
-        .iter()
-        .position(|external| &*external.name == metric && is_visible(external))
-        .ok_or_else(|| Refusal::UnknownMetric {
-            metric: metric.to_owned(),
-            resource: format!("namespace {namespace}"),
-        })?;
-    let external = &config[position];
-    let mut newest_stale: Option<(Duration, &TargetId)> = None;
-    let mut fresh: Vec<&ExternalSeries> = Vec::new();
-    for (target, list) in &state.external[position] {
-        for series in list.iter() {
-            let own = external
-                .namespace_label
-                .as_ref()
-                .is_none_or(|label| series.labels.get(label).is_some_and(|value| value == namespace));
-            if !own || !selector.matches(|key| series.labels.get(key).map(String::as_str)) {
-                continue;
-            }
-            let age = clock.age(series.measured_at);
-            if age <= external.max_age {
-                fresh.push(series);
-            } else if newest_stale.is_none_or(|(other, _)| age < other) {
-                newest_stale = Some((age, target));
-            }
-        }
-    }
-    let asked = if selector.is_everything() {
-        "without selector".to_owned()
-    } else {
-        format!("selector {selector}")
-    };
-    if fresh.is_empty() {
-        let cause = match newest_stale {
-            Some((age, target)) => format!(
-                "last sample {} ago, older than maxAge {}{}",
-                seconds(age),
-                seconds(external.max_age),
-                failure_of(state, target, clock)
-            ),
-            None => format!("no series match{}", failures(state, &external.source, clock)),
-        };
-        return Err(Refusal::NoSample(format!(
-            "no fresh sample of external metric {metric} in namespace {namespace} ({asked}): {cause}"
-        )));
-    }
-    let answer = |labels: std::collections::BTreeMap<String, String>, value: f64, measured_at: Instant| {
-        let value = Quantity::from_f64(value)
-            .map_err(|error| Refusal::NoSample(format!("no value of external metric {metric}: {error}")))?;
-        Ok(ExternalValue {
-            labels,
-            value,
-            measured_at: clock.wall_of(measured_at),
-            window: None,
-        })
-    };
-    fresh.sort_by(|left, right| left.labels.cmp(&right.labels));
-    let oldest = fresh
-        .iter()
-        .map(|series| series.measured_at)
-        .min()
-        .unwrap_or(clock.now);
-    match external.reduce {
-        Reduce::None => fresh
-            .into_iter()
-            .map(|series| answer(series.labels.clone(), series.value, series.measured_at))
-            .collect(),
-        Reduce::Only => match fresh.as_slice() {
-            [one] => Ok(vec![answer(one.labels.clone(), one.value, one.measured_at)?]),
-            several => Err(Refusal::Ambiguous(format!(
-                "external metric {metric} has {} series in namespace {namespace} ({asked}), and reduce: only promises one: narrow the selector, or set reduce",
-                several.len()
-            ))),
-        },
-        Reduce::Max => {
-            let largest = fresh
-                .iter()
-                .map(|series| series.value)
-                .fold(f64::NEG_INFINITY, f64::max);
-            Ok(vec![answer(common_labels(&fresh), largest, oldest)?])
-        }
-        Reduce::Sum => {
-            let sum = fresh.iter().map(|series| series.value).sum();
-            Ok(vec![answer(common_labels(&fresh), sum, oldest)?])
-        }
-    }
-}
-
-/// Labels that all series agree on.
-fn common_labels(series: &[&ExternalSeries]) -> std::collections::BTreeMap<String, String> {
-    let Some((first, rest)) = series.split_first() else {
-        return std::collections::BTreeMap::new();
-    };
-    let agreed =
-        |(key, value): &(&String, &String)| rest.iter().all(|other| other.labels.get(*key) == Some(*value));
-    first
-        .labels
-        .iter()
-        .filter(agreed)
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
-}
-
 fn item(kind: &str, namespace: Option<&str>, name: &str, value: &Value, clock: Clock) -> CustomValue {
     CustomValue {
         object: ObjectRef {
@@ -481,111 +368,6 @@ fn item(kind: &str, namespace: Option<&str>, name: &str, value: &Value, clock: C
         measured_at: clock.wall_of(value.measured_at),
         window: value.window,
     }
-}
-
-/// Why an object has no value.
-enum Gap<'s> {
-    Stale(&'s Value, Duration),
-    Withheld(&'s str),
-    Absent(&'s str),
-    Nothing,
-}
-
-fn usable(entry: Option<&Entry>, clock: Clock) -> Result<&Value, Gap<'_>> {
-    match entry {
-        None => Err(Gap::Nothing),
-        Some(Entry::Withheld(text)) => Err(Gap::Withheld(text)),
-        Some(Entry::Absent(text)) => Err(Gap::Absent(text)),
-        Some(Entry::Value(value)) => {
-            let age = clock.age(value.measured_at);
-            if age <= value.max_age {
-                Ok(value)
-            } else {
-                Err(Gap::Stale(value, age))
-            }
-        }
-    }
-}
-
-impl Gap<'_> {
-    /// What follows the object's name in a refusal.
-    fn text(&self, state: &State, source: &str, node: Option<&str>, clock: Clock) -> String {
-        match self {
-            Self::Withheld(text) => (*text).to_owned(),
-            Self::Absent(text) => format!("{text}{}", failure_on(state, source, node, clock)),
-            Self::Stale(value, age) => format!(
-                "has its last sample {} ago, older than maxAge {}{}",
-                seconds(*age),
-                seconds(value.max_age),
-                failure_of(state, &value.target, clock)
-            ),
-            Self::Nothing => format!("was never reported{}", failure_on(state, source, node, clock)),
-        }
-    }
-}
-
-fn seconds(duration: Duration) -> String {
-    let seconds = duration.as_secs_f64();
-    if duration.subsec_millis() == 0 || seconds >= 10.0 {
-        format!("{seconds:.0} s")
-    } else {
-        format!("{seconds:.1} s")
-    }
-}
-
-/// How a target fails, with a leading separator; empty where it answers.
-fn failure_of(state: &State, target: &TargetId, clock: Clock) -> String {
-    let Some(known) = state.targets.get(target) else {
-        return format!("; target {} is gone", target.name);
-    };
-    match &known.failure {
-        Some(failure) => format!(
-            "; target {} failed {} ago: {}",
-            target.name,
-            seconds(clock.age(failure.at)),
-            failure.text
-        ),
-        None => String::new(),
-    }
-}
-
-/// How the targets of a source on a node fail; all of the source's where the node is not known.
-fn failure_on(state: &State, source: &str, node: Option<&str>, clock: Clock) -> String {
-    let mut of_source = state
-        .targets
-        .iter()
-        .filter(|(target, _)| *target.source == *source)
-        .peekable();
-    if of_source.peek().is_none() {
-        return format!("; source {source} has no targets");
-    }
-    let on_node = state
-        .targets
-        .iter()
-        .find(|(target, known)| *target.source == *source && node.is_some() && known.node.as_deref() == node);
-    match (on_node, node) {
-        (Some((target, _)), _) => failure_of(state, target, clock),
-        (None, Some(node)) if of_source.all(|(_, known)| known.node.is_some()) => {
-            format!("; source {source} has no target on node {node}")
-        }
-        _ => failures(state, source, clock),
-    }
-}
-
-/// All failing targets of a source, at most a few.
-fn failures(state: &State, source: &str, clock: Clock) -> String {
-    let mut failing: Vec<_> = state
-        .targets
-        .iter()
-        .filter(|(target, known)| *target.source == *source && known.failure.is_some())
-        .map(|(target, _)| target)
-        .collect();
-    failing.sort_unstable();
-    failing.truncate(NAMED);
-    failing
-        .into_iter()
-        .map(|target| failure_of(state, target, clock))
-        .collect()
 }
 
 #[cfg(test)]

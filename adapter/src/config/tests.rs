@@ -237,3 +237,15 @@ fn a_check_shows_what_the_file_makes() {
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(!ok && document["errors"][0]["path"] == "apiVersion", "{text}");
 }
+
+#[test]
+fn the_manifests_spell_out_the_defaults() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/base/adapter/config.yaml");
+    let written = load(std::path::Path::new(path), Options::default()).unwrap();
+    let defaults = read("").unwrap();
+    assert!(written.warnings.is_empty(), "{:?}", written.warnings);
+    for (left, right) in written.metrics.iter().zip(&defaults.metrics) {
+        assert_eq!(left, right);
+    }
+    assert_eq!(written, defaults);
+}

@@ -13,6 +13,7 @@
 mod batch;
 mod cell;
 mod evaluate;
+mod fold;
 mod identify;
 mod pods;
 mod task;

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{NamespacePods, TargetId};
+use forewarm_signals::{label, pod as pod_families};
+
+use super::{Batch, NamespacePods, TargetId};
 
 /// A running pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -185,4 +187,35 @@ impl Pods {
         }
         touched.gone.push(pod);
     }
+}
+
+/// The pods that a body speaks of, where no cluster does.
+pub(super) fn reported_pods(batch: &Batch) -> Vec<Pod> {
+    let mut pods: HashMap<&str, Pod> = HashMap::new();
+    for row in &batch.rows {
+        let is_ready_row = &*row.family == pod_families::READY.name;
+        if !is_ready_row && &*row.family != pod_families::ALLOCATION.name {
+            continue;
+        }
+        let (Some(uid), Some(namespace), Some(name)) = (
+            row.label(label::POD_UID),
+            row.label(label::NAMESPACE),
+            row.label(label::POD),
+        ) else {
+            continue;
+        };
+        let pod = pods.entry(uid).or_insert_with(|| Pod {
+            uid: Arc::from(uid),
+            namespace: Arc::from(namespace),
+            name: Arc::from(name),
+            labels: BTreeMap::new(),
+            node: None,
+            ready: None,
+            ready_since: None,
+        });
+        if is_ready_row {
+            pod.ready = Some(row.value > 0.5);
+        }
+    }
+    pods.into_values().collect()
 }

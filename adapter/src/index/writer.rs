@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use forewarm_signals::{label, pod as pod_families};
 
-use super::batch::{Batch, Failure, Row};
+use super::batch::{Batch, Failure};
 use super::evaluate::{self, CellKey, Cells, Held, Holding};
-use super::pods::{Pod, PodChange, PodMode, Pods, Touched};
+use super::fold::{Drops, Fold};
+use super::pods::{Pod, PodChange, PodMode, Pods, Touched, reported_pods};
 use super::{Entry, ExternalSeries, MetricState, State, TargetId, identify};
 use crate::config::{Config, Function, Metric, Per, Series};
 use crate::index::cell::Pushed;
@@ -458,122 +459,4 @@ impl Writer {
             Arc::make_mut(entries).insert(Arc::clone(uid), entry);
         }
     }
-}
-
-/// Rows of one body that fall into one cell.
-#[derive(Debug)]
-struct Fold {
-    above: Vec<(u64, u64, f64)>,
-    below: Vec<(u64, u64, f64)>,
-    measured_at: Instant,
-    is_spoilt: bool,
-    problem: Option<Arc<str>>,
-}
-
-impl Fold {
-    fn new(measured_at: Instant) -> Self {
-        Self {
-            above: Vec::new(),
-            below: Vec::new(),
-            measured_at,
-            is_spoilt: false,
-            problem: None,
-        }
-    }
-
-    fn add(&mut self, row: &Row, is_numerator: bool, sum: &[String], drops: &mut Drops) {
-        self.measured_at = self.measured_at.min(row.measured_at);
-        if !row.value.is_finite() {
-            drops.add(Drop::NotFinite);
-            // A sum without one of its parts would be a wrong value.
-            self.is_spoilt = true;
-            return;
-        }
-        let (all, rest) = identify::hashes(row, sum);
-        let parts = if is_numerator {
-            &mut self.above
-        } else {
-            &mut self.below
-        };
-        if parts.iter().any(|(other, ..)| *other == all) {
-            drops.add(Drop::Duplicate);
-            self.problem = Some(Arc::from(format!("has series {} twice in one body", row.family)));
-        } else if parts.iter().any(|(_, other, _)| *other != rest) {
-            drops.add(Drop::Duplicate);
-            self.problem = Some(Arc::from(format!(
-                "has several series {} for one device; name the labels that differ in sum",
-                row.family
-            )));
-        } else {
-            parts.push((all, rest, row.value));
-        }
-    }
-
-    fn value(&self, is_ratio: bool) -> Option<f64> {
-        let total = |parts: &[(u64, u64, f64)]| {
-            (!parts.is_empty()).then(|| parts.iter().map(|(.., value)| value).sum::<f64>())
-        };
-        let above = total(&self.above)?;
-        if !is_ratio {
-            return Some(above);
-        }
-        let below = total(&self.below)?;
-        (below.abs() > 0.0).then(|| above / below)
-    }
-
-    fn counters(&self) -> Vec<(u64, f64)> {
-        self.above.iter().map(|(all, _, value)| (*all, *value)).collect()
-    }
-}
-
-/// Counts reasons while a batch is taken, to touch the shared counters once.
-#[derive(Debug, Default)]
-struct Drops {
-    counts: Vec<(Drop, usize)>,
-}
-
-impl Drops {
-    fn add(&mut self, reason: Drop) {
-        match self.counts.iter_mut().find(|(known, _)| *known == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.counts.push((reason, 1)),
-        }
-    }
-
-    fn count(self, metrics: &Metrics) {
-        for (reason, count) in self.counts {
-            metrics.dropped(reason, count);
-        }
-    }
-}
-
-/// The pods that a body speaks of, where no cluster does.
-fn reported_pods(batch: &Batch) -> Vec<Pod> {
-    let mut pods: HashMap<&str, Pod> = HashMap::new();
-    for row in &batch.rows {
-        let is_ready_row = &*row.family == pod_families::READY.name;
-        if !is_ready_row && &*row.family != pod_families::ALLOCATION.name {
-            continue;
-        }
-        let (Some(uid), Some(namespace), Some(name)) = (
-            row.label(label::POD_UID),
-            row.label(label::NAMESPACE),
-            row.label(label::POD),
-        ) else {
-            continue;
-        };
-        let pod = pods.entry(uid).or_insert_with(|| Pod {
-            uid: Arc::from(uid),
-            namespace: Arc::from(namespace),
-            name: Arc::from(name),
-            labels: std::collections::BTreeMap::new(),
-            node: None,
-            ready: None,
-            ready_since: None,
-        });
-        if is_ready_row {
-            pod.ready = Some(row.value > 0.5);
-        }
-    }
-    pods.into_values().collect()
 }

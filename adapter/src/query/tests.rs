@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::*;
 use crate::config::{Options, parse};
-use crate::index::{Failure, Pod, TargetState};
+use crate::index::{Entry, ExternalSeries, Failure, Pod, TargetId, TargetState};
 use crate::provider::GroupResource;
 
 fn state(config: &str) -> State {
