@@ -218,9 +218,17 @@ impl Kubelet {
             .thread_name("kubelet-api")
             .enable_all()
             .build()?;
+        // Guarded from here on: a runtime must not be dropped in place where the caller is asynchronous.
+        let handle = runtime.handle().clone();
+        let serving = Serving {
+            api,
+            replaced: false,
+            runtime: Some(runtime),
+        };
         let listener = {
-            let _inside = runtime.enter();
-            UnixListener::bind(&fresh)?
+            let _inside = handle.enter();
+            UnixListener::bind(&fresh)
+                .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", fresh.display())))?
         };
         std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
         std::fs::rename(&fresh, &path)?;
@@ -247,16 +255,12 @@ impl Kubelet {
             clippy::disallowed_methods,
             reason = "lives as long as this runtime, which the guard ends"
         )]
-        runtime.spawn(async move {
+        handle.spawn(async move {
             if let Err(error) = router.serve_with_incoming(incoming).await {
                 tracing::warn!(?api, %error, "kubelet api ended");
             }
         });
-        self.servers().push(Serving {
-            api,
-            replaced: false,
-            runtime: Some(runtime),
-        });
+        self.servers().push(serving);
         Ok(())
     }
 

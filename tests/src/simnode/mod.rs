@@ -200,12 +200,12 @@ impl SimNode {
             source,
         };
         let folder = tempfile::Builder::new()
-            .prefix(&format!("forewarm-{}-", spec.name))
+            .prefix(&format!("{}-", spec.name))
             .tempdir()
             .map_err(files)?;
         let gpus =
             gpus::Gpus::install(&spec.driver, &spec.name, &folder.path().join("root")).map_err(files)?;
-        let kubelet = Kubelet::start(&folder.path().join("root/var/lib/kubelet")).map_err(files)?;
+        let kubelet = kubelet(folder.path()).map_err(files)?;
         kubelet.set_allocatable(GPU, gpus.uuids());
         let node = Arc::new(Node {
             client,
@@ -310,6 +310,17 @@ impl SimNode {
         }
         text
     }
+}
+
+/// The kubelet's local APIs. A socket's path may have 107 bytes at most, so the kubelet's folder is a short one to which
+/// the usual place in the node's root folder links.
+fn kubelet(folder: &Path) -> std::io::Result<Kubelet> {
+    let short = folder.join("k");
+    fs::create_dir_all(&short)?;
+    let usual = folder.join("root/var/lib");
+    fs::create_dir_all(&usual)?;
+    std::os::unix::fs::symlink(&short, usual.join("kubelet"))?;
+    Kubelet::start(&short)
 }
 
 /// `pods/<uid>/<container>/log` of all containers.

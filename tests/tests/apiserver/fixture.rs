@@ -87,7 +87,7 @@ pub(crate) struct Fixture {
 impl Fixture {
     /// Makes all temporary folders of the process lie in one, which the caller removes.
     pub(crate) fn folder() -> std::io::Result<TempDir> {
-        let folder = tempfile::Builder::new().prefix("forewarm-apiserver-").tempdir()?;
+        let folder = tempfile::Builder::new().prefix("forewarm-").tempdir()?;
         tempfile::env::override_temp_dir(folder.path())
             .map_err(|_| std::io::Error::other("the temporary folder was chosen before"))?;
         Ok(folder)
