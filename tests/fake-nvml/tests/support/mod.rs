@@ -2,12 +2,13 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use forewarm_fake_nvml::control::Control;
-use forewarm_fake_nvml::library;
 use forewarm_fake_nvml::settings::Settings;
+use forewarm_fake_nvml::{elf, library};
 use nvml_wrapper::Nvml;
 
 /// Longest wait for something that should come at once; only a broken build reaches it.
@@ -20,11 +21,23 @@ pub(crate) struct Fake {
     pub(crate) control: Control,
 }
 
-/// The cdylib of this build, beside the test binary.
-pub(crate) fn cdylib() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let path = test.with_file_name("libforewarm_fake_nvml.so");
-    assert!(path.exists(), "{} is built along with this test", path.display());
+/// The cdylib of this build, copied to `folder` from beside the test binary. Read once: a cargo that runs at the
+/// same time may be writing that file anew.
+pub(crate) fn cdylib(folder: &Path) -> PathBuf {
+    static OBJECT: OnceLock<Vec<u8>> = OnceLock::new();
+    let object = OBJECT.get_or_init(|| {
+        let built = std::env::current_exe()
+            .unwrap()
+            .with_file_name("libforewarm_fake_nvml.so");
+        let mut object = Vec::new();
+        wait_until("the library is built along with this test", || {
+            object = std::fs::read(&built).unwrap_or_default();
+            elf::exported_symbols(&object).is_ok_and(|names| names.contains("nvmlInit_v2"))
+        });
+        object
+    });
+    let path = folder.join("built.so");
+    std::fs::write(&path, object).unwrap();
     path
 }
 
@@ -42,7 +55,8 @@ impl Fake {
             call_cost_us: settings.call_cost_us.or(Some(0)),
             ..settings
         };
-        let library = library::prepare_with(&cdylib(), folder.path(), &settings, missing).unwrap();
+        let library =
+            library::prepare_with(&cdylib(folder.path()), folder.path(), &settings, missing).unwrap();
         Self {
             folder,
             library,
