@@ -3,6 +3,14 @@
 //! Inputs: the built exporter, the fake driver's control file, fake kubelet sockets. Each test first sees the right
 //! value, then injects, then asserts what is withdrawn or kept, the reason, and the counter.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "clippy exempts test functions only, and this file is all test"
+)]
+#![allow(clippy::float_cmp, reason = "values that are written and read back unchanged")]
+
 use std::time::{Duration, Instant};
 
 use forewarm_fake_nvml::control::{Block, Effect, Fault, Garbage};
@@ -218,7 +226,7 @@ async fn a_library_that_is_installed_later_is_found() {
     let options = ExporterOptions::default();
     let (folder, mut command) = Exporter::prepare(&options).unwrap();
     let library = folder.path().join("libnvidia-ml.so.1");
-    // The later of two is taken by no flag parser: give it by environment-free replacement.
+    // The prepared command names the built library: this one needs a path that does not exist yet.
     let mut args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
     let at = args.iter().position(|arg| arg == "--nvml-library").unwrap() + 1;
     let built = std::mem::replace(&mut args[at], library.clone().into());

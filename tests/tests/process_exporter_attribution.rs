@@ -3,6 +3,14 @@
 //! Inputs: fake kubelet sockets and a fake API server on loopback. Each test first sees the right pod, then injects,
 //! then asserts what is kept or withdrawn, the reason, and the counter.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "clippy exempts test functions only, and this file is all test"
+)]
+#![allow(clippy::float_cmp, reason = "values that are written and read back unchanged")]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,6 +2,14 @@
 //!
 //! Inputs: the built exporter, the fake driver, fake kubelet sockets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "clippy exempts test functions only, and this file is all test"
+)]
+#![allow(clippy::float_cmp, reason = "values that are written and read back unchanged")]
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Output;

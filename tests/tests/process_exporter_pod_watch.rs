@@ -2,6 +2,14 @@
 //!
 //! Inputs: a fake kubelet before 1.37 and a fake API server that serves one pod list and its watch on loopback.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "clippy exempts test functions only, and this file is all test"
+)]
+#![allow(clippy::float_cmp, reason = "values that are written and read back unchanged")]
+
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
