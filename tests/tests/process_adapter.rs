@@ -3,6 +3,13 @@
 //! Inputs: the built adapter and exporter, targets and a fake kubelet under the test's control. Each test first
 //! sees the right value, then injects, then asserts status code, reason text and counter.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "clippy exempts test functions only, and this file is all test"
+)]
+
 use std::time::{Duration, SystemTime};
 
 use forewarm_signals::resource::GPU;

@@ -293,7 +293,7 @@ mod tests {
             Material::default(),
             Material {
                 cert: "x".into(),
-                ..good.clone()
+                ..good
             },
         ] {
             assert_eq!(empty.appraise(&names()).cert, None);

@@ -306,7 +306,7 @@ mod tests {
         assert!(
             !Summary {
                 hpa_end: 2,
-                ..summary.clone()
+                ..summary
             }
             .is_good()
         );

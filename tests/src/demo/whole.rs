@@ -54,7 +54,9 @@ pub(super) async fn tell(
 ) -> anyhow::Result<Ending> {
     let load = Arc::new(LoadClock::new(Arc::clone(&request.load)));
     let serving = Serving::new(Arc::clone(&load), request.loading, request.seed);
-    let started = unless_stopped(stop, Cluster::start(stage, artefacts, &serving, HPA_SYNC)).await;
+    // Boxed: the whole start of a cluster is a large future.
+    let starting = Box::pin(Cluster::start(stage, artefacts, &serving, HPA_SYNC));
+    let started = unless_stopped(stop, starting).await;
     let cluster = started.context("interrupted while starting")??;
     let outside = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
     if let Some(listener) = api {

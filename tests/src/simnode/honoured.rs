@@ -166,7 +166,7 @@ pub struct NotHonoured(pub String);
 /// # Errors
 /// The first field that no table lists.
 pub fn check(spec: &Value) -> Result<(), NotHonoured> {
-    walk(spec, String::new(), &String::new())
+    walk(spec, String::new(), "")
 }
 
 fn walk(value: &Value, path: String, pattern: &str) -> Result<(), NotHonoured> {

@@ -101,7 +101,7 @@ async fn run((startup, readiness, liveness): Targets, findings: &Findings) {
             Some(target) => {
                 target
                     .forever(|passes| findings.ready.store(passes, Ordering::Relaxed))
-                    .await
+                    .await;
             }
             None => findings.ready.store(true, Ordering::Relaxed),
         }
