@@ -146,14 +146,16 @@ fn gpm_is_the_exact_mean_between_two_samples() {
     let nvml = fake.nvml();
     let device = nvml.device_by_index(0).unwrap();
     assert!(device.gpm_support().unwrap());
+    // Not the first moment of the driver, whose integrals are all 0.
+    fake.set(|control| control.now_ms = Some(1_500));
     let before = device.gpm_sample().unwrap();
     fake.set(|control| {
-        control.now_ms = Some(2_000);
+        control.now_ms = Some(2_500);
         control.gpu(0).sm_active = Some(0.4);
     });
-    // The second half second runs at 0.4: the mean over both is what GPM tells.
+    // The second half runs at 0.4: the mean over both is what GPM tells.
     device.utilization_rates().unwrap();
-    fake.set(|control| control.now_ms = Some(3_000));
+    fake.set(|control| control.now_ms = Some(3_500));
     let after = device.gpm_sample().unwrap();
     let ids = [
         GpmMetricId::GraphicsUtil,
