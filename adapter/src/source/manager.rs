@@ -4,7 +4,7 @@
 //! reload; a loop runs for exactly the targets that are known; readiness waits until every target known at
 //! start was tried once, at most ten seconds, and never falls back.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +67,9 @@ struct Running {
     shared: Arc<Shared>,
     token: CancellationToken,
     targets: BTreeMap<TargetId, (Spec, CancellationToken)>,
+    /// Targets of the source before its definition changed: kept in the index until the new list is known, so
+    /// that a reload does not make pods and values blink.
+    inherited: BTreeSet<TargetId>,
     is_listed: bool,
 }
 
@@ -145,29 +148,33 @@ impl Manager {
     /// Starts what is new, stops what is gone, leaves the rest alone.
     async fn configure(&mut self, config: &Config) {
         let mut kept = Vec::new();
+        let mut left: BTreeMap<Arc<str>, BTreeSet<TargetId>> = BTreeMap::new();
         for running in std::mem::take(&mut self.running) {
-            let is_same = config.sources.iter().any(|source| {
-                *source == running.definition && config.families_of(&source.name) == running.families
-            });
-            if is_same {
+            let name = Arc::clone(&running.definition.name);
+            let definition = config.sources.iter().find(|source| source.name == name);
+            if definition == Some(&running.definition) && config.families_of(&name) == running.families {
                 kept.push(running);
+                continue;
+            }
+            let targets = self.stop(running);
+            if definition.is_some() {
+                left.insert(name, targets);
             } else {
-                self.stop(running).await;
+                self.remove(targets).await;
             }
         }
         self.running = kept;
         for source in &config.sources {
-            if !self
-                .running
-                .iter()
-                .any(|running| running.definition.name == source.name)
-            {
-                self.start(source, config.families_of(&source.name)).await;
+            let is_running = |running: &Running| running.definition.name == source.name;
+            if !self.running.iter().any(is_running) {
+                let inherited = left.remove(&source.name).unwrap_or_default();
+                self.start(source, config.families_of(&source.name), inherited)
+                    .await;
             }
         }
     }
 
-    async fn start(&mut self, source: &Source, families: Vec<Arc<str>>) {
+    async fn start(&mut self, source: &Source, families: Vec<Arc<str>>, inherited: BTreeSet<TargetId>) {
         self.generations += 1;
         let generation = self.generations;
         let token = self.tasks.token().child_token();
@@ -186,6 +193,7 @@ impl Manager {
             shared,
             token: token.clone(),
             targets: BTreeMap::new(),
+            inherited,
             is_listed: false,
         });
         match (&source.targets, &self.cluster) {
@@ -237,13 +245,21 @@ impl Manager {
         }
     }
 
-    async fn stop(&mut self, running: Running) {
+    /// Ends the loops of a source. Returns the targets that the index still holds for it.
+    fn stop(&mut self, running: Running) -> BTreeSet<TargetId> {
         running.token.cancel();
-        for id in running.targets.keys() {
-            self.untried.remove(id);
-            self.queue.send(Message::Removed(id.clone())).await;
-        }
         self.metrics.targets(&running.definition.name, 0);
+        let mut targets = running.inherited;
+        targets.extend(running.targets.into_keys());
+        self.untried.retain(|id| !targets.contains(id));
+        targets
+    }
+
+    /// Targets are gone for good.
+    async fn remove(&self, targets: impl IntoIterator<Item = TargetId>) {
+        for id in targets {
+            self.queue.send(Message::Removed(id)).await;
+        }
     }
 
     async fn event(&mut self, event: Event) {
@@ -265,6 +281,7 @@ impl Manager {
                 };
                 let is_first = !running.is_listed;
                 running.is_listed = true;
+                let mut gone = std::mem::take(&mut running.inherited);
                 let mut before = std::mem::take(&mut running.targets);
                 for spec in specs {
                     if let Some((old, token)) = before.remove(&spec.id) {
@@ -287,9 +304,11 @@ impl Manager {
                 self.metrics.targets(&source, running.targets.len());
                 for (id, (_, token)) in before {
                     token.cancel();
-                    self.untried.remove(&id);
-                    self.queue.send(Message::Removed(id)).await;
+                    gone.insert(id);
                 }
+                gone.retain(|id| !running.targets.contains_key(id));
+                self.untried.retain(|id| !gone.contains(id));
+                self.remove(gone).await;
             }
         }
     }

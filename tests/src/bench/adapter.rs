@@ -118,6 +118,15 @@ struct Client {
 
 impl Client {
     async fn connect(api: SocketAddr, namespace: &str, metric: &str) -> Result<Self> {
+        let path = format!("/apis/custom.metrics.k8s.io/v1beta2/namespaces/{namespace}/pods/%2A/{metric}");
+        Ok(Self {
+            sender: Self::dial(api).await?,
+            api,
+            path,
+        })
+    }
+
+    async fn dial(api: SocketAddr) -> Result<http1::SendRequest<Empty<Bytes>>> {
         let stream = TcpStream::connect(api).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -128,8 +137,7 @@ impl Client {
         tokio::spawn(async move {
             let _ended = connection.await;
         });
-        let path = format!("/apis/custom.metrics.k8s.io/v1beta2/namespaces/{namespace}/pods/%2A/{metric}");
-        Ok(Self { sender, api, path })
+        Ok(sender)
     }
 
     /// One answer, and how long it took to the last byte.
@@ -137,6 +145,10 @@ impl Client {
         let request = Request::get(&self.path)
             .header(header::HOST, self.api.to_string())
             .body(Empty::<Bytes>::new())?;
+        if self.sender.ready().await.is_err() {
+            // A server may end a connection at any time between two requests.
+            self.sender = Self::dial(self.api).await?;
+        }
         let start = Instant::now();
         let response = self.sender.send_request(request).await?;
         let status = response.status();
