@@ -131,7 +131,7 @@ pub struct Request {
 }
 
 /// Default length of the built-in shape.
-const SHAPE: Duration = Duration::from_secs(90);
+const SHAPE: Duration = Duration::from_secs(80);
 
 /// Shortest built-in shape, seconds.
 const SHORTEST: u64 = 20;

@@ -11,6 +11,9 @@ use crate::demo::judge::{self, Refused, StoppedExporter};
 use crate::demo::observe::{Phase, Seen};
 use crate::demo::picture::ActStatus;
 
+/// Interval of the adapter's scrapes in `manifests/`.
+const SCRAPE: Duration = Duration::from_secs(2);
+
 impl Story {
     pub(super) async fn stopped_act(&self) -> StoppedExporter {
         let patience = self.load.length() + SETTLE;
@@ -103,19 +106,20 @@ impl Story {
 
     /// Waits until nothing moves any more; answers with the node whose exporter is to be stopped.
     async fn settled(&self) -> Result<String, Late> {
-        // One window for the values, two syncs for the HPA, and its scale-down stabilisation of two more.
-        let calm = self.window + self.sync * 4;
         let deadline = Instant::now() + SETTLE;
         let mut since = Instant::now();
         let mut wanted = self.wishes.last();
         while Instant::now() < deadline {
             let seen = self.seen.borrow().clone();
-            let settled = seen.as_ref().is_some_and(Seen::is_settled);
+            // Replicas that work off a queue are busier than the load alone makes them, and will not stay so.
+            let last = self.stage.picture().last();
+            let drained = last.queue.is_none_or(|queue| queue <= f64::from(last.ready));
+            let settled = drained && seen.as_ref().is_some_and(Seen::is_settled);
             if !settled || self.wishes.last() != wanted {
                 since = Instant::now();
                 wanted = self.wishes.last();
             }
-            if since.elapsed() >= calm
+            if since.elapsed() >= self.calm()
                 && let Some(seen) = seen
                 && let Some(node) = fewest_replicas(&seen)
             {
@@ -127,6 +131,12 @@ impl Story {
             what: "a settled HPA",
             within: SETTLE,
         })
+    }
+
+    /// How long nothing may have moved before nothing will: a scrape and a window until the values tell of a
+    /// change, a sync until the HPA sees them, its stabilisation of two syncs, and a sync to spare.
+    fn calm(&self) -> Duration {
+        SCRAPE + self.window + self.sync * 4
     }
 
     /// Waits for the refusal, then lets the HPA sync a few times without the values.
