@@ -18,6 +18,12 @@ use crate::certs;
 use crate::config;
 use crate::config::check::Output;
 
+const EXAMPLE: &str = "\
+On a laptop, with exporters listed as targets in the file:
+  forewarm-adapter --standalone --config adapter.yaml
+  curl 'localhost:6443/apis/custom.metrics.k8s.io/v1beta2/namespaces/NS/pods/*/gpu_busy_percent'
+  curl 'localhost:9411/readyz?verbose'";
+
 /// Port of the metrics API where none is given.
 const PORT: u16 = 6443;
 /// The kubelet kills after 30 s by default; what is left of that is for draining.
@@ -29,13 +35,9 @@ const MAX_SHUTDOWN_DELAY: Duration = Duration::from_secs(60);
 /// measured, and answers from there. Values that are too old are absent, with the reason in the answer.
 ///
 /// In a cluster it needs no flag but --config: it serves with a certificate that it makes and renews itself,
-/// kept in one Secret, and registers its CA in the APIServices. On a laptop:
-///
-///   forewarm-adapter --standalone --config adapter.yaml
-///
-///   curl 'localhost:6443/apis/custom.metrics.k8s.io/v1beta2/namespaces/NS/pods/*/gpu_busy_percent'
+/// kept in one Secret, and registers its CA in the APIServices.
 #[derive(Debug, Parser)]
-#[command(name = "forewarm-adapter", version, verbatim_doc_comment)]
+#[command(name = "forewarm-adapter", version, after_long_help = EXAMPLE)]
 pub struct Args {
     /// What to do instead of serving.
     #[command(subcommand)]

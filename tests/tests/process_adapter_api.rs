@@ -3,6 +3,8 @@
 //! Inputs: the real adapter; a small API server that counts reviews; an exporter's body. The same doors are
 //! tried with the real API server in front at the apiserver level.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
+
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -41,7 +41,11 @@ impl Scripted {
         if let Some(name) = name {
             return vec![value(kind, namespace, name)];
         }
-        let wanted = if selector.to_string().is_empty() { count } else { count / 2 };
+        let wanted = if selector.to_string().is_empty() {
+            count
+        } else {
+            count / 2
+        };
         (0..wanted)
             .map(|index| value(kind, namespace, &format!("{kind}-{index}")))
             .collect()
@@ -73,9 +77,9 @@ impl Provider for Scripted {
                 namespace: "empty".to_owned(),
                 selector: selector.to_string(),
             }),
-            ObjectQuery::Pods { namespace: "stale", .. } => {
-                Err(Refusal::NoSample("some-metric: last sample 31 s ago".to_owned()))
-            }
+            ObjectQuery::Pods {
+                namespace: "stale", ..
+            } => Err(Refusal::NoSample("some-metric: last sample 31 s ago".to_owned())),
             ObjectQuery::Pods {
                 namespace,
                 name,
@@ -118,7 +122,9 @@ impl Provider for Scripted {
                 window: None,
             }]),
             "slow" => Err(Refusal::Timeout("slow: no answer within 2 s".to_owned())),
-            "down" => Err(Refusal::Unavailable("down: source prometheus is out of reach".to_owned())),
+            "down" => Err(Refusal::Unavailable(
+                "down: source prometheus is out of reach".to_owned(),
+            )),
             "two" => Err(Refusal::Ambiguous("two: 2 series where 1 is expected".to_owned())),
             _ => Err(Refusal::UnknownMetric {
                 metric: metric.to_owned(),
@@ -150,7 +156,12 @@ fn api() -> Api {
     Api::new(provider, None, health::Status::new(), Metrics::default())
 }
 
-async fn send(api: &Api, method: Method, path: &str, accept: Option<&'static str>) -> (Answer, serde_json::Value) {
+async fn send(
+    api: &Api,
+    method: Method,
+    path: &str,
+    accept: Option<&'static str>,
+) -> (Answer, serde_json::Value) {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(accept) = accept {
         request = request.header(header::ACCEPT, accept);
@@ -184,7 +195,11 @@ async fn the_routing_table_of_custom_metrics_apiserver_holds() {
             ("/namespaces/ns/pods/*/some-metric", 200, 16),
             ("/namespaces/ns/metrics/some-metric", 200, 1),
             ("/nodes/*/some-metric?labelSelector=foo%3Dbar", 200, 2),
-            ("/namespaces/ns/pods/*/some-metric?labelSelector=foo%3Dbar", 200, 8),
+            (
+                "/namespaces/ns/pods/*/some-metric?labelSelector=foo%3Dbar",
+                200,
+                8,
+            ),
             ("/nodes/foo/some-metric", 200, 1),
             ("/namespaces/ns/pods/foo/some-metric", 200, 1),
             ("/namespaces/ns/pods/foo/other-metric", 404, 0),
@@ -206,8 +221,14 @@ async fn the_routing_table_of_custom_metrics_apiserver_holds() {
         ("/apis/external.metrics.k8s.io/v1beta1/queue", 404),
         ("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns", 404),
         ("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/queue", 200),
-        ("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/queue?labelSelector=foo%3Dbar", 200),
-        ("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/queue/with/slashes", 404),
+        (
+            "/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/queue?labelSelector=foo%3Dbar",
+            200,
+        ),
+        (
+            "/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/queue/with/slashes",
+            404,
+        ),
         ("/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/unknown", 404),
     ] {
         assert_eq!(get(&api, path).await.0, code, "{path}");
@@ -219,9 +240,17 @@ async fn every_shape_an_hpa_asks_for_is_answered() {
     let api = api();
     for (path, kind, count) in [
         ("/namespaces/ns/pods/%2A/some-metric", "Pod", 16),
-        ("/namespaces/ns/pods/%2a/some-metric?limit=5&resourceVersion=0&timeout=1s&selector=x", "Pod", 16),
+        (
+            "/namespaces/ns/pods/%2a/some-metric?limit=5&resourceVersion=0&timeout=1s&selector=x",
+            "Pod",
+            16,
+        ),
         ("/namespaces/ns/pod/p/some-metric", "Pod", 1),
-        ("/namespaces/ns/deployments.apps/web/some-metric?metricLabelSelector=a%3Db", "Deployment", 1),
+        (
+            "/namespaces/ns/deployments.apps/web/some-metric?metricLabelSelector=a%3Db",
+            "Deployment",
+            1,
+        ),
         ("/namespaces/ns/deployment.apps/web/some-metric", "Deployment", 1),
         ("/namespaces/ns/nodes/n1/some-metric", "Node", 1),
         ("/namespaces/ns/node/n1/some-metric", "Node", 1),
@@ -234,10 +263,19 @@ async fn every_shape_an_hpa_asks_for_is_answered() {
         assert_eq!(items[0]["describedObject"]["kind"], kind, "{path}");
         assert_eq!(items[0]["describedObject"]["apiVersion"], "v1");
     }
-    let (code, body) = get(&api, &format!("{EXTERNAL}/namespaces/ns/queue?labelSelector=pool%20in%20(a,b)")).await;
+    let (code, body) = get(
+        &api,
+        &format!("{EXTERNAL}/namespaces/ns/queue?labelSelector=pool%20in%20(a,b)"),
+    )
+    .await;
     assert_eq!(code, 200);
     assert_eq!(body["items"][0]["value"], "7500m");
-    assert!(body["items"][0]["metricLabels"]["asked"].as_str().unwrap().contains("pool in"));
+    assert!(
+        body["items"][0]["metricLabels"]["asked"]
+            .as_str()
+            .unwrap()
+            .contains("pool in")
+    );
 }
 
 #[tokio::test]
@@ -246,24 +284,74 @@ async fn each_fault_has_its_code_and_says_why() {
     let pods = |namespace: &str, rest: &str| format!("{CUSTOM}/namespaces/{namespace}/pods/*/{rest}");
     for (path, code, reason, says) in [
         (pods("ns", "unknown"), 404, "NotFound", "unknown"),
-        (pods("empty", "some-metric?labelSelector=app%3Dllm"), 404, "NotFound", "app=llm"),
+        (
+            pods("empty", "some-metric?labelSelector=app%3Dllm"),
+            404,
+            "NotFound",
+            "app=llm",
+        ),
         (pods("stale", "some-metric"), 404, "NotFound", "31 s ago"),
-        (pods("ns", "some-metric?labelSelector=a%3D%3D%3Db"), 400, "BadRequest", "labelSelector"),
+        (
+            pods("ns", "some-metric?labelSelector=a%3D%3D%3Db"),
+            400,
+            "BadRequest",
+            "labelSelector",
+        ),
         (
             pods("ns", "some-metric?metricLabelSelector=%21%21"),
             400,
             "BadRequest",
             "metricLabelSelector",
         ),
-        (format!("{EXTERNAL}/namespaces/ns/queue?labelSelector=a+in+("), 400, "BadRequest", "labelSelector"),
-        (format!("{EXTERNAL}/namespaces/ns/queue?labelSelector=%zz"), 400, "BadRequest", "labelSelector"),
-        (format!("{EXTERNAL}/namespaces/ns/other"), 404, "NotFound", "other"),
+        (
+            format!("{EXTERNAL}/namespaces/ns/queue?labelSelector=a+in+("),
+            400,
+            "BadRequest",
+            "labelSelector",
+        ),
+        (
+            format!("{EXTERNAL}/namespaces/ns/queue?labelSelector=%zz"),
+            400,
+            "BadRequest",
+            "labelSelector",
+        ),
+        (
+            format!("{EXTERNAL}/namespaces/ns/other"),
+            404,
+            "NotFound",
+            "other",
+        ),
         (format!("{EXTERNAL}/namespaces/ns/slow"), 504, "Timeout", "2 s"),
-        (format!("{EXTERNAL}/namespaces/ns/down"), 503, "ServiceUnavailable", "prometheus"),
-        (format!("{EXTERNAL}/namespaces/ns/two"), 400, "BadRequest", "2 series"),
-        (format!("{CUSTOM}/pods/*/some-metric"), 404, "NotFound", "outside a namespace"),
-        (format!("{CUSTOM}/namespaces/ns/secrets/x/some-metric"), 404, "NotFound", "secrets"),
-        (format!("{CUSTOM}/namespaces/ns/pods/%ff/m"), 400, "BadRequest", "escape"),
+        (
+            format!("{EXTERNAL}/namespaces/ns/down"),
+            503,
+            "ServiceUnavailable",
+            "prometheus",
+        ),
+        (
+            format!("{EXTERNAL}/namespaces/ns/two"),
+            400,
+            "BadRequest",
+            "2 series",
+        ),
+        (
+            format!("{CUSTOM}/pods/*/some-metric"),
+            404,
+            "NotFound",
+            "outside a namespace",
+        ),
+        (
+            format!("{CUSTOM}/namespaces/ns/secrets/x/some-metric"),
+            404,
+            "NotFound",
+            "secrets",
+        ),
+        (
+            format!("{CUSTOM}/namespaces/ns/pods/%ff/m"),
+            400,
+            "BadRequest",
+            "escape",
+        ),
         ("/".to_owned(), 404, "NotFound", "could not find"),
         ("/metrics".to_owned(), 404, "NotFound", "/metrics"),
     ] {
@@ -281,8 +369,17 @@ async fn each_fault_has_its_code_and_says_why() {
 #[tokio::test]
 async fn only_get_is_answered() {
     let api = api();
-    for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::HEAD] {
-        for path in ["/apis", "/apis/custom.metrics.k8s.io/v1beta2/namespaces/ns/pods/*/some-metric"] {
+    for method in [
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::PATCH,
+        Method::HEAD,
+    ] {
+        for path in [
+            "/apis",
+            "/apis/custom.metrics.k8s.io/v1beta2/namespaces/ns/pods/*/some-metric",
+        ] {
             let (answer, _) = send(&api, method.clone(), path, None).await;
             assert_eq!(answer.status(), 405, "{method} {path}");
             assert_eq!(answer.headers()[header::ALLOW], "GET");
@@ -306,7 +403,13 @@ async fn json_is_served_to_everybody_who_takes_it() {
         assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
         assert_eq!(body["items"].as_array().unwrap().len(), 16);
     }
-    let (answer, body) = send(&api, Method::GET, &path, Some("application/vnd.kubernetes.protobuf")).await;
+    let (answer, body) = send(
+        &api,
+        Method::GET,
+        &path,
+        Some("application/vnd.kubernetes.protobuf"),
+    )
+    .await;
     assert_eq!(answer.status(), 406);
     assert_eq!(body["reason"], "NotAcceptable");
 }

@@ -107,7 +107,10 @@ fn documents_and_probes() {
         let path = format!("/apis/{}/{}", served.group(), served.version());
         assert_eq!(route(&path), Route::Resources(served));
         assert_eq!(route(&format!("{path}/")), Route::Resources(served));
-        assert_eq!(route(&format!("/openapi/v3{path}")), Route::OpenApiV3Document(served));
+        assert_eq!(
+            route(&format!("/openapi/v3{path}")),
+            Route::OpenApiV3Document(served)
+        );
     }
     assert_eq!(route("/openapi/v2"), Route::OpenApiV2);
     assert_eq!(route("/openapi/v3"), Route::OpenApiV3);

@@ -488,10 +488,29 @@ async fn api_server_restart(fixture: Arc<Fixture>) -> anyhow::Result<()> {
     served_by_all(&client, &proxy, &new, Duration::from_secs(10)).await
 }
 
+/// What every replica answers an administrator, for evidence.
+async fn answers_of_all(client: &Client, proxy: &Pair, path: &str) -> Vec<String> {
+    let as_master = [
+        ("X-Remote-User", "system:admin"),
+        ("X-Remote-Group", "system:masters"),
+    ];
+    let mut answers = Vec::new();
+    for door in Direct::all(client).await.unwrap_or_default() {
+        let answer = door.get(Some(proxy), path, &as_master).await;
+        answers.push(format!("{}: {answer:?}", door.address));
+    }
+    answers
+}
+
 /// Waits until every replica serves `path` to an administrator.
 async fn served_by_all(client: &Client, proxy: &Pair, path: &str, within: Duration) -> anyhow::Result<()> {
-    let as_master = [("X-Remote-User", "system:admin"), ("X-Remote-Group", "system:masters")];
-    for door in Direct::all(client).await? {
+    let as_master = [
+        ("X-Remote-User", "system:admin"),
+        ("X-Remote-Group", "system:masters"),
+    ];
+    let doors = Direct::all(client).await?;
+    ensure!(doors.len() >= 2, "{} replicas", doors.len());
+    for door in doors {
         until(&format!("{} serves {path}", door.address), within, || async {
             match door.get(Some(proxy), path, &as_master).await {
                 Ok((200, _)) => Ok(()),
@@ -509,6 +528,14 @@ async fn rolling_update(fixture: Arc<Fixture>) -> anyhow::Result<()> {
     let namespace = fixture.namespace("rollout").await?;
     gpu_pod(&client, &namespace, "a", json!({})).await?;
     let path = named_path("v1beta2", &namespace, "a", "gpu_busy_percent");
+    let proxy = fixture
+        .plane()
+        .await?
+        .certs()
+        .requestheader
+        .client(FRONT_PROXY_NAME, &[])?;
+    // Each replica scrapes for itself: one may know a new pod two seconds before the other.
+    served_by_all(&client, &proxy, &path, PATIENCE).await?;
     let before: Vec<_> = Direct::all(&client)
         .await?
         .iter()
@@ -525,9 +552,12 @@ async fn rolling_update(fixture: Arc<Fixture>) -> anyhow::Result<()> {
         .await?;
     let (mut asked, started) = (0_u32, Instant::now());
     loop {
-        stack::get(&client, &path)
-            .await
-            .with_context(|| format!("request {asked}, {:?} into the rollout", started.elapsed()))?;
+        if let Err(error) = stack::get(&client, &path).await {
+            let replicas = answers_of_all(&client, &proxy, &path).await;
+            return Err(error)
+                .with_context(|| format!("request {asked}, {:?} into the rollout", started.elapsed()))
+                .with_context(|| format!("the replicas say {replicas:?}"));
+        }
         asked += 1;
         for name in API_SERVICES {
             if asked.is_multiple_of(10) {
