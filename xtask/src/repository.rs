@@ -62,7 +62,20 @@ pub(crate) fn cache() -> Result<PathBuf> {
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(variable("CARGO").unwrap_or_else(|| PathBuf::from("cargo")));
     command.current_dir(root);
+    for name in std::env::vars_os().map(|(name, _)| name) {
+        if is_about_the_running_package(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+/// Variables by which `cargo run` tells a program what it is. ring's build script runs again when they change,
+/// so a nested cargo that sees them compiles TLS and all that hangs on it again, and the next one once more.
+fn is_about_the_running_package(name: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// Runs a command to its end with our own streams.
@@ -111,4 +124,37 @@ pub(crate) fn xtask_with_programs(root: &Path, args: &[&str]) -> Result<Command>
     let mut command = Command::new(build(root, &["--bin", "xtask"])?.join("xtask"));
     command.current_dir(root).args(args);
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nested_cargo_does_not_learn_who_runs_it() {
+        for name in [
+            "CARGO_PKG_NAME",
+            "CARGO_MANIFEST_DIR",
+            "CARGO_MANIFEST_LINKS",
+            "CARGO_BIN_EXE_xtask",
+        ] {
+            assert!(is_about_the_running_package(name), "{name}");
+        }
+        for name in [
+            "CARGO_HOME",
+            "CARGO_TARGET_DIR",
+            "CARGO_INCREMENTAL",
+            "CARGO_TERM_COLOR",
+            "CARGO",
+        ] {
+            assert!(!is_about_the_running_package(name), "{name}");
+        }
+        // cargo runs this very test with such variables.
+        let scrubbed = cargo(Path::new("."));
+        assert!(
+            scrubbed
+                .get_envs()
+                .any(|(name, value)| name == "CARGO_MANIFEST_DIR" && value.is_none())
+        );
+    }
 }
