@@ -222,9 +222,14 @@ fn first_picture(request: &Request, page: &TcpListener) -> anyhow::Result<Pictur
     let claims = if request.real_nvml { &claims[..1] } else { claims };
     let mut picture = Picture::new(&what, claims);
     picture.target = (!request.standalone).then_some(f64::from(whole::AIM));
+    let load = match (request.standalone, request.real_nvml) {
+        (true, true) => "this machine's own",
+        (true, false) => "swings between a third of a GPU and nearly two",
+        (false, _) => &request.load_name,
+    };
     picture.links = vec![
         format!("page  http://{}", page.local_addr()?),
-        format!("load  {}", request.load_name),
+        format!("load  {load}"),
     ];
     Ok(picture)
 }

@@ -358,20 +358,25 @@ pub fn plain(picture: &Picture) -> String {
     let last = picture.last();
     let number =
         |value: Option<f64>, unit: &str| value.map_or("-".to_owned(), |value| format!("{value:.0}{unit}"));
-    let replicas = |value: Option<i32>| value.map_or("-".to_owned(), |value| value.to_string());
-    format!(
-        "{} offered={} busy={} sm_active={} age={} queue={} hpa={}->{} ready={} loading={} | {}",
-        clock(picture.elapsed),
-        last.offered.map_or("-".to_owned(), |gpus| format!("{gpus:.2}")),
+    let mut line = clock(picture.elapsed);
+    if let Some(offered) = last.offered {
+        line.push_str(&format!(" offered={offered:.2}"));
+    }
+    line.push_str(&format!(
+        " busy={} sm_active={} age={}",
         number(last.busy, "%"),
         number(last.sm_active, "%"),
         last.age.map_or("-".to_owned(), |age| format!("{age:.1}s")),
-        number(last.queue, ""),
-        replicas(last.current),
-        replicas(last.desired),
-        last.ready,
-        last.loading,
-        picture.now,
+    ));
+    if let Some(queue) = last.queue {
+        line.push_str(&format!(" queue={queue:.0}"));
+    }
+    if let (Some(current), Some(desired)) = (last.current, last.desired) {
+        line.push_str(&format!(" hpa={current}->{desired}"));
+    }
+    format!(
+        "{line} ready={} loading={} | {}",
+        last.ready, last.loading, picture.now
     )
 }
 
