@@ -65,6 +65,11 @@ fn bad_settings_are_reported_together_before_anything_starts() {
         assert!(err.contains(part), "no {part:?} in {err}");
     }
     assert!(out.is_empty(), "{out}");
+    assert_eq!(
+        demo().args(["--speed", "3"]).output().unwrap().status.code(),
+        Some(64),
+        "needs a trace"
+    );
 }
 
 #[test]

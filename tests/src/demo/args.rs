@@ -28,13 +28,19 @@ pub struct Args {
     #[arg(long, env = "FOREWARM_DEMO_HOLD")]
     hold: bool,
     /// Replay this CSV file as offered load instead of the built-in shape
-    #[arg(long, env = "FOREWARM_DEMO_TRACE", requires = "column")]
+    #[arg(long, env = "FOREWARM_DEMO_TRACE", value_name = "FILE", requires = "column")]
     trace: Option<PathBuf>,
     /// Time column of the trace
-    #[arg(long, env = "FOREWARM_DEMO_TIME", default_value = "time", requires = "trace")]
+    #[arg(
+        long,
+        env = "FOREWARM_DEMO_TIME",
+        value_name = "NAME",
+        default_value = "time",
+        requires = "trace"
+    )]
     time: String,
     /// Value column of the trace
-    #[arg(long, env = "FOREWARM_DEMO_COLUMN", requires = "trace")]
+    #[arg(long, env = "FOREWARM_DEMO_COLUMN", value_name = "NAME", requires = "trace")]
     column: Option<String>,
     /// Add up rows of the trace that have one time
     #[arg(long, env = "FOREWARM_DEMO_SUM_BY_TIME", requires = "trace")]
@@ -43,6 +49,7 @@ pub struct Args {
     #[arg(
         long,
         env = "FOREWARM_DEMO_SCALE",
+        value_name = "FACTOR",
         requires = "trace",
         allow_negative_numbers = true,
         default_value_t = 1.0
@@ -52,21 +59,23 @@ pub struct Args {
     #[arg(
         long,
         env = "FOREWARM_DEMO_SPEED",
+        value_name = "FACTOR",
         requires = "trace",
         allow_negative_numbers = true,
         default_value_t = 1.0
     )]
     speed: f64,
     /// Seed of the built-in shape and of loading times
-    #[arg(long, env = "FOREWARM_DEMO_SEED", default_value_t = 1)]
+    #[arg(long, env = "FOREWARM_DEMO_SEED", value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
     /// Seconds of offered load; a longer trace is cut off
-    #[arg(long, env = "FOREWARM_DEMO_DURATION")]
+    #[arg(long, env = "FOREWARM_DEMO_DURATION", value_name = "SECONDS")]
     duration: Option<u64>,
     /// Peak of the built-in shape, GPUs
     #[arg(
         long,
         env = "FOREWARM_DEMO_PEAK",
+        value_name = "GPUS",
         allow_negative_numbers = true,
         default_value_t = 4.3
     )]
@@ -75,12 +84,18 @@ pub struct Args {
     #[arg(
         long,
         env = "FOREWARM_DEMO_LOADING",
+        value_name = "SECONDS",
         allow_negative_numbers = true,
         default_value_t = 6.0
     )]
     loading: f64,
     /// Port of the local page; 0 takes a free one
-    #[arg(long, env = "FOREWARM_DEMO_PAGE_PORT", default_value_t = 0)]
+    #[arg(
+        long,
+        env = "FOREWARM_DEMO_PAGE_PORT",
+        value_name = "PORT",
+        default_value_t = 0
+    )]
     page_port: u16,
     /// Show the standalone half until the control plane is built, then end (used by the demo itself)
     #[arg(long, hide = true)]
@@ -89,19 +104,15 @@ pub struct Args {
 
 /// How much of a cluster the demo has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ControlPlaneKind {
-    /// etcd, kube-apiserver, controllers and scheduler.
+enum ControlPlaneKind {
     Real,
-    /// Exporter and adapter alone.
     None,
 }
 
 /// Where GPU readings come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum NvmlKind {
-    /// The stand-in library.
+enum NvmlKind {
     Fake,
-    /// The driver of this machine.
     Real,
 }
 

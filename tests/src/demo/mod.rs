@@ -60,7 +60,19 @@ pub fn main() -> ExitCode {
     if let Some(code) = launcher::run_if_asked() {
         return code;
     }
-    let request = match Args::parse().resolve() {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(answer) => {
+            // Help and version are answers too, and no errors.
+            let _ = answer.print();
+            return if answer.use_stderr() {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let request = match args.resolve() {
         Ok(request) => request,
         Err(problems) => {
             tell_error(&problems);
