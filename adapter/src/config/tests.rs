@@ -240,7 +240,10 @@ fn a_check_shows_what_the_file_makes() {
 
 #[test]
 fn the_manifests_spell_out_the_defaults() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/base/adapter/config.yaml");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../manifests/base/adapter/config.yaml"
+    );
     let written = load(std::path::Path::new(path), Options::default()).unwrap();
     let defaults = read("").unwrap();
     assert!(written.warnings.is_empty(), "{:?}", written.warnings);

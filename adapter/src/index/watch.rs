@@ -114,7 +114,9 @@ pub async fn follow(
     token: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
     let config = watcher::Config::default().fields("status.phase=Running");
-    let mut events = watcher(slim_pods(client, None), config).backoff(watch_backoff()).boxed();
+    let mut events = watcher(slim_pods(client, None), config)
+        .backoff(watch_backoff())
+        .boxed();
     let mut listed = Vec::new();
     let mut is_failing = false;
     loop {

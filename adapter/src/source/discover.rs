@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use super::Spec;
 use super::manager::Event;
 use crate::index::TargetId;
-use crate::retry::watch_backoff;
 use crate::index::watch::{SlimPod, slim_pods};
 use crate::metrics::Metrics;
+use crate::retry::watch_backoff;
 
 /// What to look for.
 #[derive(Debug, Clone)]
