@@ -2,30 +2,29 @@
 //!
 //! The worker looks ten times a second: what does the API server want, what have the containers done, is
 //! the status that was written still true. Deletion is the kubelet's way: SIGTERM, the grace period,
-//! SIGKILL, a last status, then the object is deleted with grace period 0.
+//! SIGKILL, a last status, then the object is deleted with grace period 0. [`launch`] turns a container's
+//! spec into what is started, [`report`] tells the API server and the node's own APIs.
+
+mod launch;
+mod report;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forewarm_signals::resource::GPU;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 
-use super::container::{Launch, Machine, PodView};
+use super::container::{Machine, PodView};
 use super::devices::Holder;
-use super::environment::{self, Addresses, Missing, expand};
-use super::launcher::{self, Bind};
-use super::status::{Observed, status};
+use super::environment::{Addresses, Missing};
 use super::volumes::Volumes;
-use super::workload::WorkloadContext;
-use super::{ContainerKey, Node, NvidiaRuntime, Run, honoured, image_name, lock};
+use super::{Node, honoured, image_name, lock};
 use crate::kubelet;
 use crate::netns;
 
@@ -263,7 +262,7 @@ impl Worker {
         }
         let spec = self.spec();
         let policy = spec.restart_policy.as_deref().unwrap_or("Always");
-        let ready = condition(&self.pod, "Ready");
+        let ready = report::condition(&self.pod, "Ready");
         let view = PodView { ready };
         for index in 0..self.init.len() {
             self.start_if_wanted(Which::Init(index), now).await;
@@ -390,306 +389,10 @@ impl Worker {
     fn folder(&self) -> PathBuf {
         self.node.folder.join("pods").join(&self.uid)
     }
-
-    async fn launch(&self, container: &Container, run: &Run) -> Result<Launch, Missing> {
-        let addresses = Addresses {
-            pod: self.address.unwrap_or(Ipv4Addr::UNSPECIFIED),
-            host: self.node.address(),
-        };
-        let env = environment::resolve(
-            &self.node.client,
-            &self.pod,
-            container,
-            addresses,
-            self.node.api_server,
-        )
-        .await?;
-        let command = container
-            .command
-            .iter()
-            .flatten()
-            .map(|part| expand(part, &env))
-            .collect::<Vec<_>>();
-        let args = container
-            .args
-            .iter()
-            .flatten()
-            .map(|part| expand(part, &env))
-            .collect::<Vec<_>>();
-        let gpus = self.gpus.get(&container.name).cloned().unwrap_or_default();
-        let binary = match run {
-            Run::Workload(_) => {
-                let devices = lock(&self.node.devices);
-                return Ok(Launch::Workload(WorkloadContext {
-                    namespace: self.namespace().to_owned(),
-                    pod: self.name().to_owned(),
-                    pod_uid: self.uid.clone(),
-                    container: container.name.clone(),
-                    node: self.node.spec.name.clone(),
-                    labels: self.pod.metadata.labels.clone().unwrap_or_default(),
-                    args: command.into_iter().chain(args).collect(),
-                    gpu_uuids: gpus
-                        .iter()
-                        .filter_map(|&index| devices.uuid(index).map(str::to_owned))
-                        .collect(),
-                    env,
-                }));
-            }
-            Run::Program { binary } => binary,
-        };
-        let entry_point = Path::new("/").join(binary.file_name().unwrap_or_default());
-        let argv = if command.is_empty() {
-            vec![entry_point.display().to_string()]
-        } else {
-            command
-        };
-        let folder = self.folder().join("containers").join(&container.name);
-        std::fs::create_dir_all(&folder).map_err(|error| Missing(error.to_string()))?;
-        let mut mounts = vec![Bind {
-            source: binary.clone(),
-            target: entry_point,
-            read_only: true,
-        }];
-        mounts.extend(self.mounts(container)?);
-        mounts.extend(termination_log(container, &folder, &mounts)?);
-        mounts.sort_by_key(|bind| bind.target.components().count());
-        let description = launcher::Container {
-            root: folder.join("root"),
-            argv: argv.into_iter().chain(args).collect(),
-            directory: container
-                .working_dir
-                .clone()
-                .unwrap_or_else(|| "/".to_owned())
-                .into(),
-            mounts,
-            driver: self
-                .has_driver(&env, !gpus.is_empty())
-                .then(|| self.driver_folder()),
-            read_only_root: container
-                .security_context
-                .as_ref()
-                .and_then(|context| context.read_only_root_filesystem)
-                .unwrap_or(false),
-            hosts: format!("127.0.0.1 localhost\n{} {}\n", addresses.pod, self.name()),
-            hostname: self.name().chars().take(63).collect(),
-            env,
-        };
-        Ok(Launch::Program { description, folder })
-    }
-
-    fn mounts(&self, container: &Container) -> Result<Vec<Bind>, Missing> {
-        let spec = self.spec();
-        let volumes = spec.volumes.unwrap_or_default();
-        let mut mounts = Vec::new();
-        for mount in container.volume_mounts.iter().flatten() {
-            let volume = volumes
-                .iter()
-                .find(|volume| volume.name == mount.name)
-                .ok_or_else(|| Missing(format!("volume {} is not declared", mount.name)))?;
-            let Some(ours) = &self.volumes else { continue };
-            let written_by_node = volume.host_path.is_none() && volume.empty_dir.is_none();
-            mounts.push(Bind {
-                source: ours.path(volume),
-                target: mount.mount_path.clone().into(),
-                read_only: written_by_node || mount.read_only.unwrap_or(false),
-            });
-        }
-        Ok(mounts)
-    }
-
-    /// Whether NVIDIA's runtime would inject the driver.
-    fn has_driver(&self, env: &BTreeMap<String, String>, has_gpus: bool) -> bool {
-        let by_class = self.spec().runtime_class_name.is_some();
-        let asked = env
-            .get("NVIDIA_VISIBLE_DEVICES")
-            .is_some_and(|devices| !matches!(devices.as_str(), "" | "void" | "none"));
-        (by_class || self.node.spec.runtime == NvidiaRuntime::Default) && (asked || has_gpus)
-    }
-
-    fn driver_folder(&self) -> PathBuf {
-        super::gpus::folder(&self.node.host_root())
-    }
-
-    fn report_pids(&self) {
-        let mut pids = lock(&self.node.pids);
-        for machine in self.init.iter().chain(&self.containers) {
-            let key = ContainerKey {
-                namespace: self.namespace().to_owned(),
-                pod: self.name().to_owned(),
-                container: machine.spec().name.clone(),
-            };
-            match machine.pid() {
-                Some(pid) => pids.insert(key, pid),
-                None => pids.remove(&key),
-            };
-        }
-    }
-
-    /// The node's local APIs know before the API server does, as a kubelet's do.
-    fn tell_kubelet(&mut self, observed: &Observed) {
-        let phase = match observed.phase {
-            "Running" => kubelet::Phase::Running,
-            "Succeeded" => kubelet::Phase::Succeeded,
-            "Failed" => kubelet::Phase::Failed,
-            _ => kubelet::Phase::Pending,
-        };
-        let devices = |container: &str| -> Vec<kubelet::Device> {
-            let devices = lock(&self.node.devices);
-            self.gpus
-                .get(container)
-                .into_iter()
-                .flatten()
-                .filter_map(|&index| devices.uuid(index))
-                .map(|id| kubelet::Device::Plugin {
-                    resource: GPU.to_owned(),
-                    id: id.to_owned(),
-                })
-                .collect()
-        };
-        let told = kubelet::Pod {
-            uid: self.uid.clone(),
-            namespace: self.namespace().to_owned(),
-            name: self.name().to_owned(),
-            phase,
-            ready: observed.ready,
-            containers: self
-                .containers
-                .iter()
-                .map(|machine| machine.spec().name.clone())
-                .map(|name| kubelet::Container {
-                    devices: devices(&name),
-                    name,
-                })
-                .collect(),
-        };
-        if self.told.as_ref() != Some(&told) {
-            self.node.kubelet.put(told.clone());
-            self.told = Some(told);
-        }
-    }
-
-    /// Writes the status when it has changed; true when the API server has the current one.
-    async fn write_status(&mut self, now: Instant) -> bool {
-        let observed = self.observe();
-        self.tell_kubelet(&observed);
-        let status = status(&self.pod, &observed);
-        if self.written.as_ref() == Some(&status) {
-            return true;
-        }
-        if self.retry.is_some_and(|retry| now < retry) {
-            return false;
-        }
-        let pods: Api<Pod> = Api::namespaced(self.node.client.clone(), self.namespace());
-        // The UID keeps the status of this pod from reaching a successor of the same name.
-        let patch = json!({"metadata": {"uid": self.uid}, "status": status});
-        match pods
-            .patch_status(self.name(), &PatchParams::default(), &Patch::Merge(patch))
-            .await
-        {
-            Ok(_) => {
-                self.written = Some(status);
-                self.retry = None;
-                true
-            }
-            // Gone: the watch will tell.
-            Err(kube::Error::Api(answer)) if answer.code == 404 || answer.code == 409 => true,
-            Err(error) => {
-                tracing::debug!(%error, pod = self.name(), "status not written");
-                self.retry = Some(now + RETRY);
-                false
-            }
-        }
-    }
-
-    fn observe(&self) -> Observed {
-        let initialized = self.init.iter().all(|machine| machine.exit_code() == Some(0));
-        let policy = self.spec().restart_policy.unwrap_or_else(|| "Always".to_owned());
-        let exits: Vec<Option<i32>> = self.containers.iter().map(Machine::exit_code).collect();
-        let ended = !exits.is_empty() && exits.iter().all(Option::is_some);
-        let final_end = ended && (policy != "Always" || self.terminate_by.is_some());
-        let init_failed = policy == "Never"
-            && self
-                .init
-                .iter()
-                .any(|machine| machine.exit_code().is_some_and(|code| code != 0));
-        let phase = if self.refusal.is_some() || init_failed {
-            "Failed"
-        } else if final_end {
-            if exits.iter().all(|exit| *exit == Some(0)) {
-                "Succeeded"
-            } else {
-                "Failed"
-            }
-        } else if self.containers.iter().any(Machine::has_run) {
-            "Running"
-        } else {
-            "Pending"
-        };
-        Observed {
-            phase,
-            started: self.started,
-            address: self.address.filter(|_| self.volumes_at.is_some()),
-            host: self.node.address(),
-            initialized,
-            ready: self.refusal.is_none()
-                && !self.containers.is_empty()
-                && self.containers.iter().all(Machine::is_ready),
-            containers: self.containers.iter().map(Machine::status).collect(),
-            init_containers: self.init.iter().map(Machine::status).collect(),
-            refusal: self.refusal.clone(),
-        }
-    }
-
-    /// Deletes the object for good, until that is done.
-    async fn delete(&self) {
-        let pods: Api<Pod> = Api::namespaced(self.node.client.clone(), self.namespace());
-        let params = DeleteParams {
-            grace_period_seconds: Some(0),
-            preconditions: Some(Preconditions {
-                uid: Some(self.uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        loop {
-            match pods.delete(self.name(), &params).await {
-                Ok(_) => return,
-                Err(kube::Error::Api(answer)) if answer.code == 404 || answer.code == 409 => return,
-                Err(error) => {
-                    tracing::debug!(%error, pod = self.name(), "pod not deleted");
-                    tokio::time::sleep(RETRY).await;
-                }
-            }
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Which {
     Init(usize),
     Main(usize),
-}
-
-fn condition(pod: &Pod, kind: &str) -> bool {
-    pod.status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .any(|condition| condition.type_ == kind && condition.status == "True")
-}
-
-/// The termination message file, unless a volume covers its folder with something of the machine's.
-fn termination_log(container: &Container, folder: &Path, mounts: &[Bind]) -> Result<Option<Bind>, Missing> {
-    let target = container
-        .termination_message_path
-        .clone()
-        .unwrap_or_else(|| "/dev/termination-log".to_owned());
-    let target = PathBuf::from(target);
-    let source = folder.join("termination-log");
-    std::fs::write(&source, "").map_err(|error| Missing(error.to_string()))?;
-    let covered = mounts.iter().any(|mount| target.starts_with(&mount.target));
-    Ok((!covered).then_some(Bind {
-        source,
-        target,
-        read_only: false,
-    }))
 }

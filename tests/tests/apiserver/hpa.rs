@@ -290,7 +290,7 @@ fn unambiguous(gpus: f64) -> anyhow::Result<u32> {
 const PEAK: f64 = 2.25;
 
 async fn generator(fixture: &Fixture, purpose: &str, metric: &str) -> anyhow::Result<()> {
-    let load = Arc::new(Shape::new(7, Duration::from_secs(14), PEAK));
+    let load = Arc::new(Shape::new(7, Duration::from_secs(10), PEAK));
     let scaled = Scaled::start(fixture, purpose, load, Duration::from_secs(2), 1, metric).await?;
     scaled.wait_for_first_sync().await?;
     let quiet = scaled.seen().await?;
