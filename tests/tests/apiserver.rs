@@ -7,6 +7,12 @@
 //!
 //! To add trials: a module under `apiserver/` with `pub(crate) fn cases() -> Vec<Case>`, listed in [`cases`].
 
+#![allow(
+    clippy::expect_used,
+    clippy::print_stderr,
+    reason = "clippy exempts test functions only, and this program is all test: what it prints is its report"
+)]
+
 #[path = "apiserver/api_certs.rs"]
 mod api_certs;
 #[path = "apiserver/api_discovery.rs"]
@@ -15,6 +21,8 @@ mod api_discovery;
 mod api_identity;
 #[path = "apiserver/control_plane.rs"]
 mod control_plane;
+#[path = "apiserver/driver_faults.rs"]
+mod driver_faults;
 #[path = "apiserver/faults.rs"]
 mod faults;
 #[path = "apiserver/fixture.rs"]
@@ -29,6 +37,8 @@ mod manifests;
 mod nodes;
 #[path = "apiserver/serving.rs"]
 mod serving;
+#[path = "apiserver/source_faults.rs"]
+mod source_faults;
 #[path = "apiserver/stack.rs"]
 mod stack;
 #[path = "apiserver/victim.rs"]
@@ -54,6 +64,8 @@ fn cases() -> Vec<Case> {
         manifests::cases(),
         hpa::cases(),
         faults::cases(),
+        driver_faults::cases(),
+        source_faults::cases(),
         api_certs::cases(),
         api_discovery::cases(),
         api_identity::cases(),

@@ -90,7 +90,12 @@ async fn forged_body(client: &Client, node: &str) -> anyhow::Result<String> {
 
 /// A pod with the exporters' label. It belongs to a ConfigMap, or the exporters' DaemonSet would adopt it and then
 /// remove it as one too many on its node.
-async fn forger_pod(client: &Client, namespace: &str, name: &str, node: &str) -> anyhow::Result<Pod> {
+pub(crate) async fn forger_pod(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    node: &str,
+) -> anyhow::Result<Pod> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     let owner = maps.create(&PostParams::default(), &map).await?.metadata.uid;

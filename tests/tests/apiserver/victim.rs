@@ -4,7 +4,7 @@
 //! not, and that the HPA has not moved.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -35,6 +35,9 @@ pub(crate) const HPA_TARGET: &str = "45";
 /// How far a right value may be off: the fake's readings carry no noise, the window rounds.
 pub(crate) const EXACT: f64 = 2.0;
 
+/// How long values must be right to count as settled: the window, a scrape's interval and a tick.
+const STANDS: Duration = Duration::from_secs(4);
+
 /// Replicas under a constant load, and an HPA at rest.
 pub(crate) struct Victim {
     pub(crate) client: Client,
@@ -43,15 +46,23 @@ pub(crate) struct Victim {
 }
 
 impl Victim {
-    /// On `node` only, and settled: the API serves [`VALUE`] for each replica.
+    /// On `node` only, and settled: the API serves [`VALUE`] for each replica, and the HPA is at rest.
     pub(crate) async fn start(fixture: &Fixture, purpose: &str, node: &str) -> anyhow::Result<Self> {
+        let place = json!({"nodeSelector": {"kubernetes.io/hostname": node}});
+        let victim = Self::deploy(fixture, purpose, place).await?;
+        victim.settle().await?;
+        Ok(victim)
+    }
+
+    /// Replicas alone, placed by fields of the pod spec.
+    pub(crate) async fn deploy(fixture: &Fixture, purpose: &str, place: Value) -> anyhow::Result<Self> {
         fixture.stack().await?;
         let client = fixture.client().await?;
         let namespace = fixture.namespace(purpose).await?;
         let clock = Arc::new(LoadClock::new(Arc::new(Constant(LOAD))));
         let serving = Serving::new(Arc::clone(&clock), Duration::ZERO, 7);
         fixture.router().route(&namespace, Arc::new(serving));
-        let deployment = serde_json::from_value(json!({
+        let mut deployment = json!({
             "metadata": {"name": "llm"},
             "spec": {
                 "replicas": REPLICAS,
@@ -59,20 +70,30 @@ impl Victim {
                 "template": {
                     "metadata": {"labels": {"app": "llm"}},
                     "spec": {
-                        "nodeSelector": {"kubernetes.io/hostname": node},
                         "terminationGracePeriodSeconds": 5,
                         "containers": [{"name": "server", "image": IMAGE, "resources": {"limits": {"nvidia.com/gpu": 1}}}],
                     },
                 },
             },
-        }))?;
+        });
+        let spec = &mut deployment["spec"]["template"]["spec"];
+        for (field, value) in place.as_object().into_iter().flatten() {
+            spec[field] = value.clone();
+        }
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), &namespace);
-        deployments.create(&PostParams::default(), &deployment).await?;
-        let victim = Self {
+        deployments
+            .create(&PostParams::default(), &serde_json::from_value(deployment)?)
+            .await?;
+        Ok(Self {
             client,
             namespace,
             clock,
-        };
+        })
+    }
+
+    /// Waits for the right values and lets an HPA come to rest on them.
+    pub(crate) async fn settle(&self) -> anyhow::Result<()> {
+        let victim = self;
         victim.shows_the_right_values(PATIENCE).await?;
         let hpa = serde_json::from_value(json!({
             "metadata": {"name": "llm"},
@@ -95,7 +116,7 @@ impl Victim {
             }
         })
         .await?;
-        Ok(victim)
+        Ok(())
     }
 
     pub(crate) fn hpas(&self) -> Api<HorizontalPodAutoscaler> {
@@ -115,6 +136,52 @@ impl Victim {
         ))
     }
 
+    /// The replicas that there are.
+    pub(crate) async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        Ok(pods.list(&ListParams::default().labels("app=llm")).await?.items)
+    }
+
+    /// Waits until the value of one replica (or of all that match) is refused with a 404 that says how old the last one
+    /// is. Until then nothing but right values, and all the time an HPA that does not move. Returns the message.
+    pub(crate) async fn becomes_absent(&self, pod: Option<&str>) -> anyhow::Result<String> {
+        let path = match pod {
+            Some(pod) => format!(
+                "/apis/custom.metrics.k8s.io/v1beta2/namespaces/{}/pods/{pod}/{}",
+                self.namespace,
+                stack::SHORT
+            ),
+            None => self.path(),
+        };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (desired, _) = self.hpa().await?;
+            ensure!(desired == REPLICAS, "the HPA moved to {desired}");
+            match stack::get(&self.client, &path).await {
+                Ok(answer) => {
+                    for item in answer["items"].as_array().into_iter().flatten() {
+                        ensure!(is_right(quantity(&item["value"])), "a wrong value: {item}");
+                    }
+                }
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    ensure!(
+                        status.message.contains(stack::SHORT) && status.message.contains("s ago"),
+                        "neither metric nor age in: {}",
+                        status.message
+                    );
+                    return Ok(status.message.clone());
+                }
+                Err(error) => return Err(error.into()),
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "still served: {:?}",
+                self.values().await
+            );
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
     pub(crate) fn path(&self) -> String {
         stack::pods_path("v1beta2", &self.namespace, stack::SHORT, "app=llm")
     }
@@ -126,16 +193,22 @@ impl Victim {
         Ok(items.iter().map(|item| quantity(&item["value"])).collect())
     }
 
+    /// Waits until nothing but right values was served for [`STANDS`]: on their way to them, values pass each other.
     pub(crate) async fn shows_the_right_values(&self, within: Duration) -> anyhow::Result<()> {
+        let since: Mutex<Option<Instant>> = Mutex::new(None);
         until(
             "the API serves the right value for each replica",
             within,
             || async {
-                let values = self.values().await.map_err(|error| error.to_string())?;
-                if values.len() == REPLICAS as usize && values.iter().all(|value| is_right(*value)) {
-                    Ok(())
-                } else {
-                    Err(format!("{values:?}"))
+                let values = self.values().await;
+                let right = values.as_ref().is_ok_and(|values| {
+                    values.len() == REPLICAS as usize && values.iter().all(|value| is_right(*value))
+                });
+                let mut since = since.lock().unwrap_or_else(PoisonError::into_inner);
+                *since = since.or_else(|| Some(Instant::now())).filter(|_| right);
+                match *since {
+                    Some(start) if start.elapsed() >= STANDS => Ok(()),
+                    _ => Err(format!("{values:?}")),
                 }
             },
         )
