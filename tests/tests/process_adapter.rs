@@ -498,7 +498,10 @@ async fn a_reading_travels_from_the_driver_to_the_answer() {
     let path = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/ml/nodes/node-a/gpu_nvlink_errors_per_second";
     let reply = adapter.get(path).await.unwrap();
     let is_rate = reply.value("node-a") == Some("0");
-    assert!(is_rate || reply.message().contains("too few readings"), "{reply:?}");
+    assert!(
+        is_rate || reply.message().contains("too few readings"),
+        "{reply:?}"
+    );
     kubelet.set_ready("uid-0", false);
     let message = refused(&adapter).await;
     assert!(message.contains("pod web-0 is not ready"), "{message}");

@@ -3,6 +3,11 @@
 //! Inputs: a throw-away CA, the exporter's web configuration. Right values first, then credentials that change
 //! while running: what is refused says why, what is right again serves again.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions only, and this file is all test"
+)]
+
 use std::path::Path;
 use std::time::Duration;
 

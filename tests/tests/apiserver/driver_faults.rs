@@ -197,7 +197,7 @@ async fn one_gpu(
     node.gpus().inject(|control| {
         control
             .faults
-            .retain(|fault| *fault != Fault::on_gpu(gpu, effect))
+            .retain(|fault| *fault != Fault::on_gpu(gpu, effect));
     });
     struck?;
     victim.shows_the_right_values(PATIENCE).await?;

@@ -29,7 +29,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         case("fault_unreachable_exporter_is_named_with_its_cause", |fixture| {
             absent(fixture, "unreachable", "unreachable", |forgery, _| {
-                forgery.set_deaf(true)
+                forgery.set_deaf(true);
             })
         }),
         case("fault_slow_exporter_is_a_timeout_and_no_old_value", |fixture| {
