@@ -3,6 +3,7 @@
 //! Each trial first sees the right values through the API server, injects, asserts what is served and why the rest is
 //! not, the exporter's counter, and an HPA that holds; then it takes the fault away and sees the right values again.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,6 +143,19 @@ fn gpu_of(node: &SimNode, uid: &str) -> anyhow::Result<u32> {
     Ok(u32::try_from(index)?)
 }
 
+/// GPUs with a fault, also by trials that run beside this one.
+fn struck(node: &SimNode) -> BTreeSet<String> {
+    let mut struck = BTreeSet::new();
+    node.gpus().inject(|control| {
+        struck = control
+            .faults
+            .iter()
+            .filter_map(|fault| fault.gpu.map(|gpu| gpu.to_string()))
+            .collect();
+    });
+    struck
+}
+
 /// Strikes the GPU of one of two replicas.
 async fn one_gpu(
     fixture: Arc<Fixture>,
@@ -161,7 +175,7 @@ async fn one_gpu(
 
     node.gpus()
         .inject(|control| control.faults.push(Fault::on_gpu(gpu, effect)));
-    let struck = async {
+    let outcome = async {
         let message = victim.becomes_absent(Some(&name)).await?;
         ensure!(message.contains(&name), "the pod is not named in: {message}");
         // The other replica is served as before, and its value alone.
@@ -176,18 +190,18 @@ async fn one_gpu(
         .await?;
         exporter_says(
             &victim.client,
-            "every other GPU is at most one interval old",
+            "every GPU without a fault is at most one interval old",
             |scrape| {
-                let struck = gpu.to_string();
+                let struck = struck(&node);
                 let old: Vec<_> = scrape
                     .all("gpu_sample_age_seconds", &[("group", "memory")])
-                    .filter(|sample| sample.label("gpu") != struck)
+                    .filter(|sample| !struck.contains(sample.label("gpu")))
                     .map(|sample| sample.value)
                     .collect();
-                if old.len() + 1 >= GPUS as usize && old.iter().all(|age| *age <= 1.0) {
+                if old.len() + struck.len() == GPUS as usize && old.iter().all(|age| *age <= 1.0) {
                     Ok(())
                 } else {
-                    Err(format!("ages of the others: {old:?}"))
+                    Err(format!("ages: {old:?}, struck: {struck:?}"))
                 }
             },
         )
@@ -199,7 +213,7 @@ async fn one_gpu(
             .faults
             .retain(|fault| *fault != Fault::on_gpu(gpu, effect));
     });
-    struck?;
+    outcome?;
     victim.shows_the_right_values(PATIENCE).await?;
     victim.end().await
 }
