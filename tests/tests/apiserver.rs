@@ -55,13 +55,11 @@ use libtest_mimic::{Arguments, Trial};
 use fixture::{Case, Fixture};
 
 /// Trials at a time: most of them wait most of the time.
-const THREADS: usize = 8;
+const THREADS: usize = 12;
 
 fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = [
-        control_plane::cases(),
-        nodes::cases(),
-        manifests::cases(),
+        // The longest first, so that the others run beside them.
         hpa::cases(),
         faults::cases(),
         driver_faults::cases(),
@@ -69,6 +67,9 @@ fn cases() -> Vec<Case> {
         api_certs::cases(),
         api_discovery::cases(),
         api_identity::cases(),
+        control_plane::cases(),
+        nodes::cases(),
+        manifests::cases(),
     ]
     .into_iter()
     .flatten()

@@ -36,7 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
             "fault_user_without_rights_is_forbidden_until_a_role_is_bound",
             no_rights,
         ),
-        disturbing(
+        case(
             "fault_stopped_exporter_means_absent_values_with_their_age_and_a_hpa_that_holds",
             stopped_exporter,
         ),
@@ -233,12 +233,9 @@ async fn no_rights(fixture: Arc<Fixture>) -> anyhow::Result<()> {
 }
 
 async fn stopped_exporter(fixture: Arc<Fixture>) -> anyhow::Result<()> {
-    let victim = Victim::start(&fixture, "stopped-exporter", "gpu-1").await?;
-    let nodes = fixture.nodes().await?;
-    let node = nodes
-        .iter()
-        .find(|node| node.name() == "gpu-1")
-        .context("gpu-1")?;
+    let node = fixture.own_gpu_node("stopped").await?;
+    let victim = Victim::deploy(&fixture, "stopped-exporter", json!({"nodeName": node.name()})).await?;
+    victim.settle().await?;
     let timeouts = |client: Client| async move {
         adapters_count(
             &client,
@@ -270,7 +267,9 @@ async fn stopped_exporter(fixture: Arc<Fixture>) -> anyhow::Result<()> {
     })
     .await?;
     eprintln!("told while the exporter was stopped: {message}");
-    victim.end().await
+    victim.end().await?;
+    node.remove().await;
+    Ok(())
 }
 
 /// Values are right, then gone with a reason that names their age, never wrong; the HPA keeps its replicas.

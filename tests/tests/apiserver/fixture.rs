@@ -229,14 +229,24 @@ impl Fixture {
     /// A node of one trial's own; its failures are that trial's business. Others' pods stay off it: the scheduler may
     /// not use it (bind pods by `nodeName`), and the exporter's DaemonSet does not see GPUs on it.
     pub(crate) async fn own_node(&self, name: &str) -> anyhow::Result<SimNode> {
+        self.cordoned_node(name, false).await
+    }
+
+    /// The same with an exporter of its own, for faults of one node that others must not notice.
+    pub(crate) async fn own_gpu_node(&self, name: &str) -> anyhow::Result<SimNode> {
+        self.stack().await?;
+        self.cordoned_node(name, true).await
+    }
+
+    async fn cordoned_node(&self, name: &str, has_exporter: bool) -> anyhow::Result<SimNode> {
         let index = u8::try_from(200 + self.extra_nodes.fetch_add(1, Ordering::Relaxed))?;
-        let node = self.start_node(name, index, false).await?;
+        let node = self.start_node(name, index, has_exporter).await?;
         let nodes: Api<Node> = Api::all(self.client().await?);
         nodes.cordon(name).await?;
         Ok(node)
     }
 
-    async fn start_node(&self, name: &str, index: u8, shared: bool) -> anyhow::Result<SimNode> {
+    async fn start_node(&self, name: &str, index: u8, has_exporter: bool) -> anyhow::Result<SimNode> {
         let plane = self.plane().await?;
         let access = plane.access();
         let spec = SimNodeSpec {
@@ -244,7 +254,7 @@ impl Fixture {
             index,
             labels: [
                 ("topology.kubernetes.io/zone".to_owned(), format!("zone-{index}")),
-                ("nvidia.com/gpu.present".to_owned(), shared.to_string()),
+                ("nvidia.com/gpu.present".to_owned(), has_exporter.to_string()),
             ]
             .into(),
             images: images(&self.router, &self.forgers)?,

@@ -9,7 +9,7 @@ use forewarm_tests::kustomize;
 use forewarm_tests::wait::until;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -100,9 +100,15 @@ pub(crate) async fn available(client: Client, name: &str) -> Result<(), String> 
     }
 }
 
-/// Registers only these of the custom metrics API's versions, the way a user would: by deleting or applying APIServices.
+/// Registers only these of the custom metrics API's versions, the way a user would: by deleting or creating APIServices.
+/// One that is created again carries the CA that its like carries, as a GitOps tool that keeps the live value has it.
 pub(crate) async fn register_custom_metrics(client: &Client, versions: &[&str]) -> anyhow::Result<()> {
     let objects = kustomize::render(&manifests().join("base"))?;
+    let external = get(
+        client,
+        &format!("/apis/apiregistration.k8s.io/v1/apiservices/{}", API_SERVICES[2]),
+    )
+    .await?;
     for object in objects.iter().filter(|object| object["kind"] == "APIService") {
         let (group, version) = (
             &object["spec"]["group"],
@@ -112,19 +118,21 @@ pub(crate) async fn register_custom_metrics(client: &Client, versions: &[&str]) 
             continue;
         }
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let api = install::api(client, object).await.map_err(anyhow::Error::msg)?;
+        let there = api.get_opt(name).await?.is_some();
+        if versions.contains(&version) && !there {
+            let mut object = object.clone();
+            object["spec"]["caBundle"] = external["spec"]["caBundle"].clone();
+            api.create(&PostParams::default(), &serde_json::from_value(object)?)
+                .await?;
+        } else if there && !versions.contains(&version) {
+            api.delete(name, &DeleteParams::default()).await?;
+        }
         if versions.contains(&version) {
-            install::apply(client, std::slice::from_ref(object), Mode::Apply).await?;
             until(&format!("{name} is available"), PATIENCE, || {
                 available(client.clone(), name)
             })
             .await?;
-        } else {
-            let api = install::api(client, object).await.map_err(anyhow::Error::msg)?;
-            match api.delete(name, &Default::default()).await {
-                Ok(_) => {}
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                Err(error) => return Err(error.into()),
-            }
         }
     }
     until("the group lists exactly these versions", PATIENCE, || async {
