@@ -281,4 +281,4 @@ fn subject(route: &Route) -> Subject {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -175,9 +175,14 @@ pub fn custom(
                 clock,
             ),
             Per::Nodes => nodes(state, position, *name, selector, clock),
-            Per::Namespaces => match name {
-                Some(name) => one_namespace(state, position, name, clock).map(|value| vec![value]),
-                None => Err(unknown(format!("{resource} *"))),
+            // The access review was about the path's namespace, so no other may be read through it.
+            Per::Namespaces => match (name, namespace) {
+                (Some(name), None) => one_namespace(state, position, name, clock).map(|value| vec![value]),
+                (Some(name), Some(reviewed)) if name == reviewed => {
+                    one_namespace(state, position, name, clock).map(|value| vec![value])
+                }
+                (Some(name), Some(_)) => Err(unknown(format!("{resource} {name}"))),
+                (None, _) => Err(unknown(format!("{resource} *"))),
             },
         },
     }

@@ -138,7 +138,7 @@ impl Provider for Scripted {
     }
 }
 
-fn api() -> Api {
+pub(crate) fn api() -> Api {
     let listed = |namespaced| ResourceMetrics {
         namespaced,
         metrics: ["some-metric".to_owned()].into(),

@@ -214,6 +214,29 @@ fn what_is_not_there_is_told_apart() {
 }
 
 #[test]
+fn a_namespace_is_not_read_through_another_one() {
+    let (mut state, clock) = (state(BUSY), clock());
+    with_pod(&mut state, "a", "llm", Some(value(1500, 1.0, clock)));
+    for segment in ["namespaces", "namespace"] {
+        let resource = GroupResource::parse(segment);
+        let ask = |through: Option<&str>| {
+            let query = ObjectQuery::Object {
+                namespace: through,
+                resource: &resource,
+                name: Some("ns"),
+                selector: &Selector::default(),
+            };
+            custom(&state, &query, "busy", &Selector::default(), clock)
+        };
+        assert_eq!(ask(Some("ns")).unwrap().len(), 1, "its own");
+        assert!(
+            matches!(ask(Some("tenant")), Err(Refusal::UnknownMetric { .. })),
+            "through the namespace that the review was about"
+        );
+    }
+}
+
+#[test]
 fn a_namespace_is_all_its_ready_pods_or_nothing() {
     let (mut state, clock) = (state(BUSY), clock());
     let query = ObjectQuery::Namespace { namespace: "ns" };

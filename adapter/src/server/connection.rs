@@ -34,6 +34,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const PING_EVERY: Duration = Duration::from_secs(30);
 /// How long such a ping may go unanswered.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest way from the last request to the end of a connection that is told to go: a client that neither reads
+/// nor leaves does not keep its place.
+const FAREWELL: Duration = Duration::from_secs(20);
 /// HPA workers of one kube-apiserver share a connection; as Go's aggregated servers.
 const MAX_STREAMS: u32 = 250;
 
@@ -110,6 +113,10 @@ impl Connection {
                 result = connection.as_mut() => break result,
                 () = self.drain.cancelled(), if !draining => {}
                 () = activity.idle(IDLE_TIMEOUT), if !draining => {}
+                () = tokio::time::sleep(FAREWELL), if draining => {
+                    tracing::debug!("a connection that was told to go did not, and is dropped");
+                    return;
+                }
             }
             draining = true;
             connection.as_mut().graceful_shutdown();
@@ -183,5 +190,47 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.touch();
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_never_reads_does_not_keep_its_place_once_the_drain_began() {
+        let (mut client, server) = tokio::io::duplex(16);
+        let drain = CancellationToken::new();
+        let connection = Connection {
+            api: Arc::new(crate::api::tests::api()),
+            tls: None,
+            metrics: Metrics::default(),
+            drain: drain.clone(),
+        };
+        let served = connection.http(server, None);
+        tokio::pin!(served);
+        // The request arrives piecewise; the answer never fits.
+        let request = async {
+            client
+                .write_all(b"GET /apis HTTP/1.1\r\nhost: x\r\n\r\n")
+                .await
+                .unwrap();
+            std::future::pending::<()>().await;
+        };
+        tokio::pin!(request);
+        tokio::select! {
+            () = served.as_mut() => panic!("nobody told it to end"),
+            () = request.as_mut() => {}
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+        drain.cancel();
+        let start = tokio::time::Instant::now();
+        tokio::time::timeout(FAREWELL * 2, served).await.unwrap();
+        assert!(
+            start.elapsed() >= FAREWELL - Duration::from_secs(1),
+            "the client had its time"
+        );
     }
 }
