@@ -266,7 +266,7 @@ fn nodes(
     let metric = &state.config.metrics[position];
     if !selector.is_everything() {
         return Err(Refusal::BadSelector(format!(
-            "selector \"{selector}\" cannot be applied to nodes: name a node, or ask for all with *"
+            "selector \"{selector}\": nodes cannot be selected by labels; name a node, or leave the selector out"
         )));
     }
     let entries = &state.custom[position].nodes;

@@ -34,6 +34,30 @@ pub fn load(path: &Path, options: Options) -> Result<Config, Rejected> {
     parse(&file, &text, options)
 }
 
+/// The parser's first line without its advice to programmers, and the cure where the mistake is a known one.
+fn unreadable(error: &str) -> (String, &'static str) {
+    let line = error.lines().next().unwrap_or_default();
+    let line = line.strip_prefix("error: ").unwrap_or(line);
+    let cut = ["; use from_str", ", set DuplicateKeyPolicy"]
+        .iter()
+        .filter_map(|advice| line.find(advice))
+        .min()
+        .unwrap_or(line.len());
+    let line = line.get(..cut).unwrap_or(line);
+    let cure = if line.contains("duplicate mapping key") {
+        "give each key once"
+    } else if line.contains("multiple YAML documents") {
+        "one document a file: remove what follows ---"
+    } else if line.contains("budget breached") {
+        "the file is too large once its aliases are expanded"
+    } else if line.contains("non-finite") {
+        "write a finite number"
+    } else {
+        ""
+    };
+    (format!("cannot be read as YAML: {line}"), cure)
+}
+
 /// Checks a file's text; `file` is its name in complaints.
 ///
 /// # Errors
@@ -53,11 +77,8 @@ pub fn parse(file: &str, text: &str, options: Options) -> Result<Config, Rejecte
     let value: serde_json::Value =
         serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true }).map_err(
             |error| {
-                let text = error.to_string();
-                whole(
-                    format!("is not YAML: {}", text.lines().next().unwrap_or_default()),
-                    "",
-                )
+                let (cause, cure) = unreadable(&error.to_string());
+                whole(cause, cure)
             },
         )?;
     if !value.is_object() {

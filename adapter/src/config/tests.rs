@@ -138,8 +138,10 @@ fn each_mistake_is_named() {
         ("sources: [{name: s, scrape: {targets: ['a:1'], scheme: https, tls: {insecureSkipVerify: true}}}]".to_owned(), "verification cannot be turned off"),
         ("sources: [{name: s, scrape: {targets: ['a:1'], scheme: https, tls: {caFile: /ca, certFile: /c}}}]".to_owned(), "only one of certFile and keyFile"),
         ("metrics: [{name: a, source: exporters, series: [x]}]".to_owned(), "metrics[0].series: invalid type: sequence"),
-        ("metrics: [{name: a, name: b}]".to_owned(), "is not YAML"),
-        ("kind: Other".to_owned(), "is not YAML"),
+        ("metrics: [{name: a, name: b}]".to_owned(), "duplicate mapping key: name; give each key once"),
+        ("kind: Other".to_owned(), "duplicate mapping key: kind; give each key once"),
+        ("---\nkind: Other".to_owned(), "one document a file"),
+        ("metrics: [{name: a, scale: 1e400}]".to_owned(), "write a finite number"),
     ] {
         let text = complaints(&body);
         assert!(text.contains(expected), "{body}\n{text}");

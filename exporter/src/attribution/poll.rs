@@ -209,7 +209,7 @@ impl Poller {
         if last != Some(error.reason) {
             tracing::warn!(
                 api = api.as_str(), reason = error.reason.as_str(), %error,
-                "kubelet does not answer, the last answer is kept"
+                "kubelet does not answer; its last answer, if there was one, is kept"
             );
         }
     }
