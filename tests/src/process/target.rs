@@ -39,6 +39,19 @@ impl Behaviour {
             body: body.into(),
         }
     }
+
+    /// Answers a request like this.
+    pub async fn respond(self) -> Response {
+        tokio::time::sleep(self.delay).await;
+        let mut response = Response::builder()
+            .status(self.status)
+            .header(CONTENT_TYPE, self.content_type);
+        if let Some(date) = &self.date {
+            response = response.header(DATE, date);
+        }
+        // The only possible mistake is a header value that a test wrote wrong; it then sees an empty answer.
+        response.body(Body::from(self.body)).unwrap_or_default()
+    }
 }
 
 #[derive(Debug)]
@@ -129,13 +142,5 @@ async fn answer(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> R
             .push(request.uri().query().unwrap_or_default().to_owned());
         shared.behaviour.clone()
     };
-    tokio::time::sleep(behaviour.delay).await;
-    let mut response = Response::builder()
-        .status(behaviour.status)
-        .header(CONTENT_TYPE, behaviour.content_type);
-    if let Some(date) = &behaviour.date {
-        response = response.header(DATE, date);
-    }
-    // The only possible mistake is a header value that a test wrote wrong; it then sees an empty answer.
-    response.body(Body::from(behaviour.body)).unwrap_or_default()
+    behaviour.respond().await
 }

@@ -6,11 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
-use axum::body::Body;
 use axum::response::Response;
 use forewarm_tests::process::Behaviour;
 use forewarm_tests::simnode::workload::{Progress, Tick, Workload, WorkloadContext, WorkloadFactory};
-use http::header::{CONTENT_TYPE, DATE};
 use tokio::runtime::Runtime;
 
 /// Image of the program.
@@ -45,16 +43,7 @@ impl Forgery {
     async fn answer(self: Arc<Self>) -> Response {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let behaviour = lock(&self.behaviour).clone();
-        tokio::time::sleep(behaviour.delay).await;
-        let mut response = Response::builder()
-            .status(behaviour.status)
-            .header(CONTENT_TYPE, behaviour.content_type);
-        if let Some(date) = &behaviour.date {
-            response = response.header(DATE, date);
-        }
-        response
-            .body(Body::from(behaviour.body))
-            .expect("headers of a trial")
+        behaviour.respond().await
     }
 }
 
