@@ -500,8 +500,13 @@ fn long_silence_is_forgotten() {
     rig.after(100.0);
     rig.writer.tidy(rig.now);
     assert_eq!(rig.shown("u1"), "50", "kept to tell its age");
+    assert_eq!(rig.writer.state().targets.len(), 1);
     rig.after(1000.0);
     rig.writer.tidy(rig.now);
+    assert!(
+        rig.writer.state().targets.is_empty(),
+        "a target that was removed and came back"
+    );
     rig.writer
         .pod_change(PodChange::Apply(pod("u1", "p1", "n1", false)), rig.now);
     rig.writer

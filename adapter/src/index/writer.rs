@@ -179,6 +179,9 @@ impl Writer {
     /// Forgets what has not been read for long, and refreshes the gauges.
     pub fn tidy(&mut self, now: Instant) {
         let config = Arc::clone(&self.state.config);
+        for target in self.silent_targets(&config, now) {
+            self.target_removed(&target, now);
+        }
         let mut held = 0;
         for ((metric, objects), state) in config
             .metrics
@@ -203,6 +206,27 @@ impl Writer {
         self.claims
             .retain(|_, claim| now.saturating_duration_since(claim.at) < FORGET);
         self.metrics.held(held, self.pods.len());
+    }
+
+    /// Targets that neither answered nor failed for long: a body that was queued when its target was removed brings
+    /// the target back, and nothing else would remove it again.
+    fn silent_targets(&self, config: &Config, now: Instant) -> Vec<TargetId> {
+        let interval = |target: &TargetId| {
+            let source = config.sources.iter().find(|source| source.name == target.source);
+            source.map_or(Duration::ZERO, |source| source.interval)
+        };
+        self.state
+            .targets
+            .iter()
+            .filter(|(target, state)| {
+                let heard = state
+                    .last_ok
+                    .max(state.failure.as_ref().map(|failure| failure.at));
+                let limit = FORGET.max(interval(target) * 10);
+                heard.is_none_or(|at| now.saturating_duration_since(at) >= limit)
+            })
+            .map(|(target, _)| target.clone())
+            .collect()
     }
 
     /// Whose each row is, looked up once for all metrics.
