@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::damage::{EccErrors, NvlinkErrors, RemappedRows, RetiredPages};
 pub use crate::fault::{Block, Effect, Fault, Garbage};
+pub use crate::process::{Process, ProcessKind};
 
 /// Why a control file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +65,7 @@ pub struct Control {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GpuControl {
-    /// Offered load in GPUs; above 1 the utilisation stays at 100 %. Default 0.
+    /// Offered load in GPUs; above 1 the utilisation stays at 100 %. Default: the sum of the processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
     /// Share of SM cycles with a warp resident, 0 to 1 (GPM 2). Default 0.8 × busy.
@@ -154,6 +155,12 @@ pub struct GpuControl {
     /// Processes on the GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
+    /// Accounting is on: what processes used is kept after their exit.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub accounting: bool,
+    /// Count that a sizing call for process utilisation claims whatever there is, as drivers do (100, 4096).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claimed_process_samples: Option<u32>,
 }
 
 /// Fabric registration, each field over the profile's.
@@ -226,36 +233,6 @@ impl Throttle {
             Self::DisplayClock => 0x100,
         }
     }
-}
-
-/// A process on a GPU.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Process {
-    /// Process id, as the host sees it.
-    pub pid: u32,
-    /// Share of the device's time, 0 to 1.
-    pub sm: f64,
-    /// Share of the memory's time, 0 to 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<f64>,
-    /// Memory held, bytes.
-    pub memory_bytes: u64,
-    /// Listed as compute, graphics or MPS client.
-    pub kind: ProcessKind,
-}
-
-/// The list a process is in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProcessKind {
-    /// Compute.
-    #[default]
-    Compute,
-    /// Graphics.
-    Graphics,
-    /// Client of an MPS server.
-    Mps,
 }
 
 impl Control {

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::accounting::Accounts;
 use crate::control::{
     EccErrors, FabricControl, GpuControl, NvlinkErrors, RemappedRows, RetiredPages, Throttle,
 };
@@ -128,13 +129,18 @@ pub(crate) struct Gpu {
     pub(crate) fabric: FabricControl,
     /// Loads with the moment each began, oldest first; the last is the present one.
     pub(crate) history: VecDeque<(u64, Arc<Load>)>,
+    /// What the control file says about this GPU.
+    pub(crate) control: Arc<GpuControl>,
+    pub(crate) accounts: Accounts,
+    /// Loads to come, with the moment each begins: processes start and exit by themselves.
+    coming: VecDeque<(u64, Arc<Load>)>,
     xids: Vec<u64>,
     at_us: u64,
 }
 
 impl Gpu {
     pub(crate) fn new(index: u32, uuid: String, profile: &Profile, at_us: u64) -> Self {
-        let load = Arc::new(Load::of(&GpuControl::default(), profile, false));
+        let load = Arc::new(Load::of(&GpuControl::default(), profile, false, at_us));
         Self {
             index,
             uuid,
@@ -144,6 +150,9 @@ impl Gpu {
             totals: Totals::default(),
             recovery_action: 0,
             fabric: FabricControl::default(),
+            control: Arc::default(),
+            accounts: Accounts::default(),
+            coming: VecDeque::new(),
             xids: Vec::new(),
             at_us,
         }
@@ -155,12 +164,37 @@ impl Gpu {
         self.history = VecDeque::from([(at_us, Arc::clone(&self.load))]);
     }
 
-    /// Integrates the present load up to `now_us`.
+    /// Integrates the load up to `now_us`, over every process that comes or goes on the way.
     pub(crate) fn advance(&mut self, now_us: u64) {
+        while let Some((at_us, load)) = self.coming.pop_front_if(|(at_us, _)| *at_us <= now_us) {
+            self.integrate(at_us);
+            self.begin_load(load);
+        }
+        self.integrate(now_us);
+    }
+
+    fn integrate(&mut self, now_us: u64) {
         if now_us > self.at_us {
             let seconds = (now_us - self.at_us) as f64 / 1e6;
+            if self.control.accounting {
+                self.accounts.book(self.load.processes.iter(), self.at_us, now_us);
+            }
             self.at_us = now_us;
             self.integrals.advance(&self.load, seconds);
+        }
+    }
+
+    fn begin_load(&mut self, load: Arc<Load>) {
+        if load != self.load {
+            self.history.push_back((self.at_us, Arc::clone(&load)));
+            self.load = load;
+        }
+        let horizon = self.at_us.saturating_sub(HISTORY_US);
+        // The load in force at the horizon stays, so the second one must be past it before the first can go.
+        while self.history.len() > HISTORY_LENGTH
+            || self.history.get(1).is_some_and(|(since, _)| *since <= horizon)
+        {
+            self.history.pop_front();
         }
     }
 
@@ -173,18 +207,18 @@ impl Gpu {
         from_us: u64,
     ) -> Vec<u64> {
         self.advance(from_us);
-        let load = Arc::new(Load::of(control, profile, time_in_memory));
-        if load != self.load {
-            self.history.push_back((self.at_us, Arc::clone(&load)));
-            self.load = load;
-        }
-        let horizon = self.at_us.saturating_sub(HISTORY_US);
-        // The load in force at the horizon stays, so the second one must be past it before the first can go.
-        while self.history.len() > HISTORY_LENGTH
-            || self.history.get(1).is_some_and(|(since, _)| *since <= horizon)
-        {
-            self.history.pop_front();
-        }
+        let load_at = |at_us| Arc::new(Load::of(control, profile, time_in_memory, at_us));
+        self.control = Arc::new(control.clone());
+        self.begin_load(load_at(self.at_us));
+        let mut turns: Vec<u64> = control
+            .processes
+            .iter()
+            .flat_map(|process| process.turns())
+            .collect();
+        turns.retain(|turn| *turn > self.at_us);
+        turns.sort_unstable();
+        turns.dedup();
+        self.coming = turns.into_iter().map(|turn| (turn, load_at(turn))).collect();
         self.totals.raise(control);
         self.recovery_action = control.recovery_action.unwrap_or(0);
         self.fabric = control.fabric.clone().unwrap_or_default();

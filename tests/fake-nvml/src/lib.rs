@@ -18,6 +18,7 @@
 )]
 
 mod abi;
+mod accounting;
 mod code;
 pub mod control;
 mod control_file;
@@ -31,6 +32,7 @@ pub mod library;
 mod load;
 mod loaded_from;
 pub mod memory_time;
+mod process;
 pub mod profile;
 pub mod settings;
 mod state;

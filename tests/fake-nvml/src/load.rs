@@ -2,7 +2,8 @@
 //!
 //! Pure. Values are as a healthy driver would tell them: shares within 0 to 1, numbers finite.
 
-use crate::control::{GpuControl, Process, Throttle};
+use crate::control::{GpuControl, Throttle};
+use crate::process::{Process, share};
 use crate::profile::Profile;
 
 /// Everything that holds until the control changes.
@@ -33,14 +34,6 @@ pub(crate) struct Load {
     pub(crate) processes: Vec<Process>,
 }
 
-fn share(value: f64) -> f64 {
-    if value.is_finite() {
-        value.clamp(0.0, 1.0)
-    } else {
-        0.0
-    }
-}
-
 fn rate(value: Option<f64>) -> f64 {
     value
         .filter(|rate| rate.is_finite() && *rate > 0.0)
@@ -48,9 +41,16 @@ fn rate(value: Option<f64>) -> f64 {
 }
 
 impl Load {
-    /// Load of a GPU of `profile` under `control`.
-    pub(crate) fn of(control: &GpuControl, profile: &Profile, time_in_memory: bool) -> Self {
-        let busy = share(control.busy.unwrap_or(0.0));
+    /// Load of a GPU of `profile` under `control` at `at_us`: processes come and go by themselves.
+    pub(crate) fn of(control: &GpuControl, profile: &Profile, time_in_memory: bool, at_us: u64) -> Self {
+        let processes: Vec<Process> = control
+            .processes
+            .iter()
+            .filter(|process| process.alive_at(at_us))
+            .cloned()
+            .collect();
+        let sum = |part: fn(&Process) -> f64| share(processes.iter().map(part).map(share).sum());
+        let busy = share(control.busy.unwrap_or_else(|| sum(|process| process.sm)));
         let sm_active = share(control.sm_active.unwrap_or(0.8 * busy));
         let between = |idle: f64, load: f64| idle + (load - idle) * busy;
         let clock = |idle: u32, max: u32| if busy > 0.0 { max } else { idle };
@@ -58,7 +58,7 @@ impl Load {
             .temperature_celsius
             .unwrap_or_else(|| between(profile.temperature.idle_celsius, profile.temperature.load_celsius));
         let clocks = &profile.clocks;
-        let held: u64 = control.processes.iter().map(|process| process.memory_bytes).sum();
+        let held: u64 = processes.iter().map(|process| process.memory_bytes).sum();
         let idles_in_p0 = clocks.memory_idle_mhz == clocks.memory_max_mhz;
         Self {
             busy,
@@ -66,8 +66,16 @@ impl Load {
             sm_occupancy: share(control.sm_occupancy.unwrap_or(0.5 * sm_active)),
             tensor: share(control.tensor.unwrap_or(0.6 * sm_active)),
             dram: share(control.dram.unwrap_or(0.5 * busy)),
-            encoder: share(control.encoder.unwrap_or(0.0)),
-            decoder: share(control.decoder.unwrap_or(0.0)),
+            encoder: share(
+                control
+                    .encoder
+                    .unwrap_or_else(|| sum(|process| process.encoder.unwrap_or(0.0))),
+            ),
+            decoder: share(
+                control
+                    .decoder
+                    .unwrap_or_else(|| sum(|process| process.decoder.unwrap_or(0.0))),
+            ),
             memory_used: control
                 .memory_used_bytes
                 .unwrap_or(held)
@@ -96,7 +104,7 @@ impl Load {
             pcie_rx: rate(control.pcie_rx_bytes_per_second),
             links_down: control.nvlink_links_down.clone(),
             throttle: control.throttle.clone(),
-            processes: control.processes.clone(),
+            processes,
         }
     }
 
@@ -127,7 +135,7 @@ mod tests {
             tensor: Some(-1.0),
             ..GpuControl::default()
         };
-        let load = Load::of(&control, &profile, false);
+        let load = Load::of(&control, &profile, false, 0);
         assert!((load.busy - 1.0).abs() < 1e-9);
         assert!(load.sm_active.abs() < 1e-9 && load.tensor.abs() < 1e-9);
         assert!((load.power_watts - profile.power.load_watts).abs() < 1e-9);
@@ -135,7 +143,7 @@ mod tests {
 
     #[test]
     fn an_idle_gpu_says_so() {
-        let load = Load::of(&GpuControl::default(), &Profile::load("t4").unwrap(), false);
+        let load = Load::of(&GpuControl::default(), &Profile::load("t4").unwrap(), false, 0);
         assert_eq!(load.throttle_bits(), 1);
         assert_eq!(load.performance_state, 8);
         assert_eq!(load.memory_used, 0);
@@ -152,10 +160,30 @@ mod tests {
             }],
             ..GpuControl::default()
         };
-        assert_eq!(Load::of(&held(1 << 30), &profile, false).memory_used, 1 << 30);
+        assert_eq!(Load::of(&held(1 << 30), &profile, false, 0).memory_used, 1 << 30);
         assert_eq!(
-            Load::of(&held(1 << 40), &profile, false).memory_used,
+            Load::of(&held(1 << 40), &profile, false, 0).memory_used,
             profile.memory_usable_bytes()
         );
+    }
+
+    #[test]
+    fn several_processes_add_up_to_a_full_gpu_at_most() {
+        let profile = Profile::load("t4").unwrap();
+        let shared = |shares: &[f64]| GpuControl {
+            processes: shares
+                .iter()
+                .zip(1..)
+                .map(|(sm, pid)| Process {
+                    pid,
+                    sm: *sm,
+                    ..Process::default()
+                })
+                .collect(),
+            ..GpuControl::default()
+        };
+        let busy = |shares: &[f64]| Load::of(&shared(shares), &profile, false, 0).busy;
+        assert!((busy(&[0.2, 0.3]) - 0.5).abs() < 1e-9);
+        assert!((busy(&[0.7, 0.6, 0.9]) - 1.0).abs() < 1e-9);
     }
 }

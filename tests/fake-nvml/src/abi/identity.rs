@@ -113,8 +113,6 @@ device_call! {
         _ = attributes;
         Err(Code::NOT_SUPPORTED)
     };
-    nvmlDeviceGetAccountingMode(mode: *mut nvmlEnableState_t) |view| put(mode, 0);
-    nvmlDeviceGetAccountingBufferSize(size: *mut c_uint) |view| put(size, 4000);
     nvmlDeviceGetLastBBXFlushTime(time: *mut c_ulonglong, duration: *mut std::ffi::c_ulong) |view| {
         _ = (time, duration);
         Err(Code::NOT_SUPPORTED)

@@ -4,70 +4,131 @@
 //! time stamps differ within one answer as they do on real hardware. `lastSeenTimeStamp = 0` returns the whole
 //! ring, exited processes included; nothing newer than asked is NOT_FOUND, not an error of the client's.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings::{
-    nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
-    nvmlProcessesUtilizationInfo_t,
+    nvmlAccountingStats_t, nvmlEnableState_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t,
+    nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_t,
 };
 
-use super::{View, device_call, expect_version, put, put_list};
+use super::{View, device_call, expect_version, put, put_list, supported};
+use crate::accounting::BUFFER;
 use crate::code::Code;
-use crate::control::{Process, ProcessKind};
 use crate::gpu::HISTORY_US;
 use crate::identity::splitmix64;
+use crate::process::{Process, ProcessKind, share};
 
 /// Time between two samples of one process.
 const PERIOD_US: u64 = 1_000_000;
 /// No MIG instance.
 const NO_INSTANCE: u32 = u32::MAX;
+/// Memory that the driver cannot tell.
+const UNKNOWN_MEMORY: u64 = u64::MAX;
+
+fn info(view: &View<'_>, process: &Process) -> nvmlProcessInfo_t {
+    nvmlProcessInfo_t {
+        pid: process.listed_pid.unwrap_or(process.pid),
+        usedGpuMemory: if process.memory_unknown {
+            UNKNOWN_MEMORY
+        } else {
+            view.long(process.memory_bytes)
+        },
+        gpuInstanceId: NO_INSTANCE,
+        computeInstanceId: NO_INSTANCE,
+    }
+}
 
 fn running(view: &View<'_>, kind: ProcessKind) -> Vec<nvmlProcessInfo_t> {
     view.load()
         .processes
         .iter()
         .filter(|process| process.kind == kind)
-        .map(|process| nvmlProcessInfo_t {
-            pid: process.pid,
-            usedGpuMemory: view.long(process.memory_bytes),
-            gpuInstanceId: NO_INSTANCE,
-            computeInstanceId: NO_INSTANCE,
-        })
+        .map(|process| info(view, process))
         .collect()
 }
 
-/// Newest sample of each process after `after_us`, with its time.
+/// Newest visible sample of each process after `after_us`, with its time.
 fn samples(view: &View<'_>, after_us: u64) -> Vec<(u64, Process)> {
     let now = view.state.now_us;
     let horizon = now.saturating_sub(HISTORY_US).max(after_us);
-    let pids: BTreeSet<u32> = view
+    // Lag by pid, as the newest load that knows the process says.
+    let lags: BTreeMap<u32, u64> = view
         .gpu()
         .history
         .iter()
         .flat_map(|(_, load)| &load.processes)
-        .map(|process| process.pid)
+        .map(|process| (process.pid, process.lag_us()))
         .collect();
-    let newest = |pid: u32| {
+    let newest = |(pid, lag): (u32, u64)| {
         let phase = splitmix64(u64::from(pid)) % PERIOD_US;
-        let last = (now.checked_sub(phase)?) / PERIOD_US * PERIOD_US + phase;
+        let visible = now.checked_sub(lag)?;
+        let last = visible.checked_sub(phase)? / PERIOD_US * PERIOD_US + phase;
         (0..=HISTORY_US / PERIOD_US)
             .map_while(|back| last.checked_sub(back * PERIOD_US))
             .take_while(|at| *at > horizon)
             .find_map(|at| {
-                let load = view.gpu().load_at(at)?;
-                let process = load
+                let process = view
+                    .gpu()
+                    .load_at(at)?
                     .processes
                     .iter()
-                    .find(|process| process.pid == pid && process.sm > 0.0)?;
+                    .find(|process| process.pid == pid && process.uses_an_engine())?;
                 Some((at, process.clone()))
             })
     };
-    pids.into_iter().filter_map(newest).collect()
+    lags.into_iter().filter_map(newest).collect()
 }
 
-fn memory_share(process: &Process) -> f64 {
-    process.memory.unwrap_or(0.5 * process.sm).clamp(0.0, 1.0)
+/// Fills an array with what `samples` found, or says that there is nothing newer.
+///
+/// # Safety
+/// As [`put_list`].
+unsafe fn put_samples<T: Copy>(
+    view: &View<'_>,
+    array: *mut T,
+    count: *mut c_uint,
+    samples: &[T],
+) -> Result<(), Code> {
+    // SAFETY: the caller's promise, for every call here.
+    unsafe {
+        if array.is_null()
+            && let Some(claimed) = view.gpu().control.claimed_process_samples
+        {
+            put(count, claimed)?;
+            return Err(Code::INSUFFICIENT_SIZE);
+        }
+        if samples.is_empty() {
+            put(count, 0)?;
+            return Err(Code::NOT_FOUND);
+        }
+        put_list(array, count, samples)
+    }
+}
+
+fn account_of(view: &View<'_>, pid: u32) -> Result<nvmlAccountingStats_t, Code> {
+    supported(view.gpu().control.accounting)?;
+    let account = view.gpu().accounts.0.get(&pid).ok_or(Code::NOT_FOUND)?;
+    let mean = |part: f64| {
+        if account.seconds > 0.0 {
+            view.percent(share(part / account.seconds))
+        } else {
+            0
+        }
+    };
+    // The life is told once it is over.
+    let life_us = account
+        .ended_us
+        .map_or(0, |ended| ended.saturating_sub(account.started_us));
+    Ok(nvmlAccountingStats_t {
+        gpuUtilization: mean(account.busy),
+        memoryUtilization: mean(account.memory_busy),
+        maxMemoryUsage: view.long(account.most_memory),
+        time: life_us / 1000,
+        startTime: account.started_us,
+        isRunning: u32::from(account.ended_us.is_none()),
+        reserved: [0; 5],
+    })
 }
 
 device_call! {
@@ -79,6 +140,10 @@ device_call! {
         put_list(infos, count, &running(view, ProcessKind::Mps));
     nvmlDeviceGetComputeRunningProcesses_v2(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
         put_list(infos, count, &running(view, ProcessKind::Compute));
+    nvmlDeviceGetGraphicsRunningProcesses_v2(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
+        put_list(infos, count, &running(view, ProcessKind::Graphics));
+    nvmlDeviceGetMPSComputeRunningProcesses_v2(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
+        put_list(infos, count, &running(view, ProcessKind::Mps));
     nvmlDeviceGetComputeRunningProcesses(count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t) |view| {
         let infos_v1: Vec<nvmlProcessInfo_v1_t> = running(view, ProcessKind::Compute)
             .iter()
@@ -94,17 +159,13 @@ device_call! {
             .map(|(at, process)| nvmlProcessUtilizationSample_t {
                 pid: process.pid,
                 timeStamp: at,
-                smUtil: view.percent(process.sm.clamp(0.0, 1.0)),
-                memUtil: view.percent(memory_share(&process)),
-                encUtil: 0,
-                decUtil: 0,
+                smUtil: view.percent(share(process.sm)),
+                memUtil: view.percent(process.memory_share()),
+                encUtil: view.percent(share(process.encoder.unwrap_or(0.0))),
+                decUtil: view.percent(share(process.decoder.unwrap_or(0.0))),
             })
             .collect();
-        if samples.is_empty() {
-            put(count, 0)?;
-            return Err(Code::NOT_FOUND);
-        }
-        put_list(utilization, count, &samples)
+        put_samples(view, utilization, count, &samples)
     };
     nvmlDeviceGetProcessesUtilizationInfo(info: *mut nvmlProcessesUtilizationInfo_t) |view| {
         expect_version(info, 1)?;
@@ -113,18 +174,24 @@ device_call! {
             .map(|(at, process)| nvmlProcessUtilizationInfo_v1_t {
                 timeStamp: at,
                 pid: process.pid,
-                smUtil: view.percent(process.sm.clamp(0.0, 1.0)),
-                memUtil: view.percent(memory_share(&process)),
-                encUtil: 0,
-                decUtil: 0,
+                smUtil: view.percent(share(process.sm)),
+                memUtil: view.percent(process.memory_share()),
+                encUtil: view.percent(share(process.encoder.unwrap_or(0.0))),
+                decUtil: view.percent(share(process.decoder.unwrap_or(0.0))),
                 jpgUtil: 0,
                 ofaUtil: 0,
             })
             .collect();
-        if samples.is_empty() {
-            (*info).processSamplesCount = 0;
-            return Err(Code::NOT_FOUND);
-        }
-        put_list((*info).procUtilArray, &raw mut (*info).processSamplesCount, &samples)
+        put_samples(view, (*info).procUtilArray, &raw mut (*info).processSamplesCount, &samples)
     };
+    nvmlDeviceGetAccountingMode(mode: *mut nvmlEnableState_t) |view|
+        put(mode, u32::from(view.gpu().control.accounting));
+    nvmlDeviceGetAccountingBufferSize(size: *mut c_uint) |view| put(size, BUFFER as c_uint);
+    nvmlDeviceGetAccountingPids(count: *mut c_uint, pids: *mut c_uint) |view| {
+        supported(view.gpu().control.accounting)?;
+        let known: Vec<c_uint> = view.gpu().accounts.0.keys().copied().collect();
+        put_list(pids, count, &known)
+    };
+    nvmlDeviceGetAccountingStats(pid: c_uint, stats: *mut nvmlAccountingStats_t) |view|
+        put(stats, account_of(view, pid)?);
 }
