@@ -1,7 +1,7 @@
 # The one door. No logic here: every target is `cargo xtask <target>`; ARGS are passed on.
 #   make demo ARGS='--hold'
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster bench lint tidy generate controlplane
+.PHONY: help demo test test-cluster bench lint tidy alerts generate controlplane
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -23,6 +23,9 @@ lint: ## format, clippy, structure, dependencies, generated files, manifests, da
 
 tidy: ## the structure part of lint alone
 	@cargo xtask tidy $(ARGS)
+
+alerts: ## the alert rules and their tests, with a real promtool
+	@cargo xtask alerts $(ARGS)
 
 generate: ## write the files that are derived from code
 	@cargo xtask generate $(ARGS)

@@ -2,17 +2,20 @@
 //!
 //! Inputs: Grafana JSON and rule YAML under `dashboards/`. Invariants: a series is known when `signals` names
 //! it, a rule beside it records it, or it belongs to a listed neighbour; an expression that mentions no
-//! series at all is a mistake too.
+//! series at all is a mistake too; Xids are selected by the list that the health score uses.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use forewarm_signals::health::HARDWARE_XIDS;
 use forewarm_signals::{Kind, by_name};
 use serde_json::Value;
 
-use crate::promql;
+use crate::repository::run;
 use crate::tidy::files;
+use crate::{gobuild, promql};
 
 /// Series of others that boards and alerts may use: Prometheus' own, and kube-state-metrics for HPA state.
 const NEIGHBOURS: [&str; 2] = ["up", "ALERTS"];
@@ -41,6 +44,19 @@ pub(crate) fn problems(root: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
+/// Asks a real promtool whether the alert rules are rules, and whether they say what `alerts.test.yaml` wants.
+pub(crate) fn alerts(root: &Path) -> Result<()> {
+    let promtool = gobuild::promtool(root)?;
+    for args in [
+        ["check", "rules", "alerts.yaml"],
+        ["test", "rules", "alerts.test.yaml"],
+    ] {
+        let mut command = Command::new(&promtool);
+        run(command.args(args).current_dir(root.join("dashboards")))?;
+    }
+    Ok(())
+}
+
 fn check(file: &str, documents: &[Value]) -> Vec<String> {
     let mut expressions = Vec::new();
     let mut recorded = BTreeSet::new();
@@ -52,6 +68,11 @@ fn check(file: &str, documents: &[Value]) -> Vec<String> {
         let series = promql::series(&expression);
         if series.is_empty() {
             problems.push(format!("{file}: no series in {expression:?}"));
+        }
+        if other_xids(&expression) {
+            problems.push(format!(
+                "{file}: selects other Xids than signals::health::HARDWARE_XIDS, in {expression:?}"
+            ));
         }
         for name in series {
             if !is_known(&name) && !recorded.contains(&name) {
@@ -105,6 +126,15 @@ fn template_query(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Whether the expression selects Xids by another list than ours.
+fn other_xids(expression: &str) -> bool {
+    let ours: Vec<String> = HARDWARE_XIDS.iter().map(u64::to_string).collect();
+    expression
+        .split("xid=~\"")
+        .skip(1)
+        .any(|rest| rest.split('"').next() != Some(&ours.join("|")))
+}
+
 fn is_known(name: &str) -> bool {
     let histogram = |suffix: &str| {
         name.strip_suffix(suffix)
@@ -144,6 +174,14 @@ mod tests {
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems.iter().any(|problem| problem.contains("gpu_bizzy_ratio")));
         assert!(problems.iter().any(|problem| problem.contains("gpu_nothing")));
+    }
+
+    #[test]
+    fn an_alert_on_xids_follows_the_health_score() {
+        let rule = |xids: &str| json!({"expr": format!("gpu_xid_total{{xid=~\"{xids}\"}} > 0")});
+        let ours: Vec<String> = HARDWARE_XIDS.iter().map(u64::to_string).collect();
+        assert_eq!(check("rules", &[rule(&ours.join("|"))]), Vec::<String>::new());
+        assert_eq!(check("rules", &[rule("48|79")]).len(), 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Go programs that tests and the demo run, built once from pinned modules into the cache folder.
 //!
-//! Inputs: `tests/controlplane/go.mod` and `tests/kustomize/go.mod`; `KUBEBUILDER_ASSETS`, the cache, `PATH`.
+//! Inputs: the `go.mod` of `tests/controlplane`, `tests/kustomize` and `tests/promtool`; `KUBEBUILDER_ASSETS`, the
+//! cache, `PATH`.
 //! Invariants: a folder counts only when it has all programs of its module; it appears by one rename, so a
 //! reader never sees half of it; one build at a time (a lock file); an interrupted build goes on where it was.
 
@@ -33,6 +34,7 @@ const CONTROL_PLANE: [Program; 4] = [
     ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
 ];
 const KUSTOMIZE: [Program; 1] = [("kustomize", "sigs.k8s.io/kustomize/kustomize/v5")];
+const PROMTOOL: [Program; 1] = [("promtool", "github.com/prometheus/prometheus/cmd/promtool")];
 
 /// Where the programs of a control plane are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,25 +92,43 @@ pub(crate) fn control_plane_folder(root: &Path) -> Result<PathBuf> {
 
 /// Finds kustomize (`FOREWARM_KUSTOMIZE`, the cache folder), building it when there is none.
 pub(crate) fn kustomize(root: &Path) -> Result<PathBuf> {
-    if let Some(named) = variable("FOREWARM_KUSTOMIZE") {
+    let module = "sigs.k8s.io/kustomize/kustomize/v5";
+    single(root, "kustomize", "FOREWARM_KUSTOMIZE", module, &KUSTOMIZE)
+}
+
+/// Finds promtool (`FOREWARM_PROMTOOL`, the cache folder), building it when there is none: minutes, the first time.
+pub(crate) fn promtool(root: &Path) -> Result<PathBuf> {
+    let module = "github.com/prometheus/prometheus";
+    single(root, "promtool", "FOREWARM_PROMTOOL", module, &PROMTOOL)
+}
+
+/// A program with a module of its own, `tests/NAME`: from where `named_by` says, else the cache, else built.
+fn single(
+    root: &Path,
+    name: &'static str,
+    named_by: &str,
+    module: &str,
+    programs: &'static [Program; 1],
+) -> Result<PathBuf> {
+    if let Some(named) = variable(named_by) {
         return Ok(named);
     }
-    let source = root.join("tests/kustomize");
-    let release = required(&source, "sigs.k8s.io/kustomize/kustomize/v5")?;
+    let source = root.join("tests").join(name);
+    let release = required(&source, module)?;
     let module = Module {
-        name: "kustomize",
-        folder: cache()?.join("kustomize").join(&release),
+        name,
+        folder: cache()?.join(name).join(&release),
         release,
         source,
-        programs: &KUSTOMIZE,
+        programs,
         ldflags: "-s -w".to_owned(),
     };
-    let folder = if complete(&module.folder, &KUSTOMIZE) {
+    let folder = if complete(&module.folder, programs) {
         module.folder
     } else {
         module.build()?
     };
-    Ok(folder.join("kustomize"))
+    Ok(folder.join(name))
 }
 
 fn control_plane_module(root: &Path) -> Result<Module> {

@@ -61,6 +61,10 @@ enum Task {
     Deny,
     /// Write the files that are derived from code; with --check, fail if they differ.
     Generate(Generate),
+    /// Check the alert rules and what they say with a real promtool.
+    ///
+    /// Not a part of lint: promtool is built once, which takes minutes.
+    Alerts,
     /// Find or build the control plane and kustomize, and print where they are.
     Controlplane,
     /// Check the rendered manifests against the programs (part of lint).
@@ -100,6 +104,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Task::Lint => lint::lint(&root),
         Task::Tidy => lint::none(&tidy::problems(&root)?),
         Task::Deny => lint::none(&deny::problems(&root)?),
+        Task::Alerts => dashboards::alerts(&root),
         Task::Generate(args) => with_programs::generate(&root, &args),
         Task::Controlplane => {
             let kustomize = gobuild::kustomize(&root)?;
