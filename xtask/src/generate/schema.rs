@@ -92,6 +92,12 @@ fn describe(text: &mut String, definition: &Value, name: &str) {
             .collect();
         let _infallible = writeln!(text, "One of {}.", values.join(", "));
     }
+    // A value that may be written in several ways has a description for each.
+    for form in definition["anyOf"].as_array().into_iter().flatten() {
+        if let Some(description) = form["description"].as_str() {
+            let _infallible = writeln!(text, "- {}: {}", type_of(form), cell(description));
+        }
+    }
     let Some(fields) = definition["properties"].as_object() else {
         return;
     };
@@ -153,6 +159,13 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn an_enumeration_names_its_values() {
+        let mut text = String::new();
+        describe(&mut text, &json!({"enum": ["pods", "nodes"]}), "Per");
+        assert!(text.contains("One of `pods`, `nodes`."), "{text}");
+    }
+
+    #[test]
     fn types_are_said_in_words_and_followed() {
         let schema = json!({
             "description": "The file.",
@@ -162,7 +175,10 @@ mod tests {
             },
             "$defs": {
                 "Metric": {"properties": {"per": {"anyOf": [{"$ref": "#/$defs/Per"}, {"type": "null"}]}}},
-                "Per": {"enum": ["pods", "nodes"]},
+                "Per": {"anyOf": [
+                    {"type": "string", "description": "A kind."},
+                    {"type": "object", "additionalProperties": {"type": "string"}, "description": "An owner. Not yet."},
+                ]},
                 "Unused": {"properties": {}},
             },
         });
@@ -172,7 +188,10 @@ mod tests {
             "{page}"
         );
         assert!(page.contains("| `per` | [Per](#per) |"), "{page}");
-        assert!(page.contains("One of `pods`, `nodes`."), "{page}");
+        assert!(
+            page.contains("- string: A kind.\n- map of string: An owner. Not yet.\n"),
+            "{page}"
+        );
         assert!(!page.contains("Unused"), "{page}");
         assert!(page.contains("```yaml\nmetrics: []\n```"), "{page}");
     }
