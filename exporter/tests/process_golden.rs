@@ -152,6 +152,7 @@ fn held(uuid: &str) -> Attribution {
         allocations: vec![allocation],
         handed_out: Some(BTreeMap::from([("nvidia.com/gpu".to_owned(), 1)])),
         allocatable: Some(BTreeMap::from([("nvidia.com/gpu".to_owned(), 1)])),
+        idle: Some(BTreeMap::from([("nvidia.com/gpu".to_owned(), 0)])),
         answered_at: Some(Instant::now()),
         ..Attribution::default()
     }

@@ -44,10 +44,13 @@ pub struct Attribution {
     /// Every hold on an NVIDIA device by a pod that has not ended.
     pub allocations: Vec<Allocation>,
     /// Devices handed out by resource (device plugins only, which are the ones with an inventory); absent until
-    /// the kubelet answered.
+    /// the kubelet answered, when that is too long ago, and when the answer was too large to be kept whole.
     pub handed_out: Option<BTreeMap<String, u64>>,
-    /// Devices the kubelet may hand out by resource; absent until the kubelet answered.
+    /// Devices the kubelet may hand out by resource; absent until the kubelet answered and when that is too long ago.
     pub allocatable: Option<BTreeMap<String, u64>>,
+    /// Devices the kubelet may hand out and has not, by resource; absent where one of the two is. Not their difference:
+    /// a device that turned unhealthy is handed out still and not allocatable any more.
+    pub idle: Option<BTreeMap<String, u64>>,
     /// Allocations that cannot be attributed, by reason.
     pub gaps: Gaps,
     /// When the kubelet last answered which container holds what.

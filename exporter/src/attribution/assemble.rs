@@ -3,7 +3,8 @@
 //! Purpose: read a List answer, give each allocation its pod's UID, and put together what readers see.
 //! Inputs: answers of PodResources, facts about pods before and after the call, and the time.
 //! Invariants: pure. A UID is bound when the answer arrives and only if the facts told the same pod before and after
-//! the call; later facts can withdraw it and never change it. Devices of ended pods are free.
+//! the call; later facts can withdraw it and never change it. A pod that ended has no rows; its devices are free once
+//! the kubelet says so.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use forewarm_signals::resource;
 
 use super::allocation::{Allocation, Attribution, Gap, Gaps};
 use super::device_id::DeviceId;
-use super::pods::Facts;
+use super::pods::{Facts, PodSource};
 use super::wire::podresources::{
     AllocatableResourcesResponse, ContainerResources, ListPodResourcesResponse, PodResources,
 };
@@ -28,6 +29,13 @@ const LONGEST_TEXT: usize = 256;
 /// NVIDIA's DRA driver for GPUs; its driver for compute domains hands out no GPUs.
 const GPU_DRA_DRIVER: &str = "gpu.nvidia.com";
 
+/// Device ids by resource, and when the kubelet told them.
+#[derive(Debug, Clone)]
+pub(super) struct Inventory {
+    ids: BTreeMap<String, BTreeSet<String>>,
+    pub(super) answered_at: Instant,
+}
+
 /// An answer with its UIDs bound.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Listed {
@@ -37,10 +45,12 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// Reads an answer and binds the UIDs. `before` and `after` are the facts around the call, `now` its end.
+    /// Reads an answer and binds the UIDs. `last` is the answer before, `before` and `after` are the facts around the
+    /// call, `now` its end.
     pub(super) fn read(
         answer: &ListPodResourcesResponse,
         sharing: Sharing,
+        last: &Self,
         before: &Facts,
         after: &Facts,
         now: Instant,
@@ -67,29 +77,40 @@ impl Listed {
                         listed.dropped += 1;
                         continue;
                     }
-                    listed.bound.push((allocation, uid.clone()));
+                    let uid = match &uid {
+                        // While nobody tells about pods the name may be another pod's by now: only what was bound
+                        // to the UID already is believed.
+                        Ok(uid) if after.lost_at.is_some() && !last.has_bound(&allocation, uid) => {
+                            Err(Gap::PodsStale)
+                        }
+                        uid => uid.clone(),
+                    };
+                    listed.bound.push((allocation, uid));
                 }
             }
         }
         listed
     }
 
+    fn has_bound(&self, allocation: &Allocation, uid: &str) -> bool {
+        self.bound
+            .iter()
+            .any(|(bound, to)| bound == allocation && to.as_deref() == Ok(uid))
+    }
+
     /// What readers see now.
-    pub(super) fn assemble(
-        &self,
-        allocatable: Option<&BTreeMap<String, u64>>,
-        facts: &Facts,
-        now: Instant,
-    ) -> Attribution {
+    pub(super) fn assemble(&self, inventory: Option<&Inventory>, facts: &Facts, now: Instant) -> Attribution {
+        let is_kept = |answered_at| now.saturating_duration_since(answered_at) <= KEPT;
+        let inventory = inventory.filter(|inventory| is_kept(inventory.answered_at));
         let mut attribution = Attribution {
-            allocatable: allocatable.cloned(),
+            allocatable: inventory.map(|inventory| counts(&inventory.ids)),
             answered_at: self.answered_at,
             ..Attribution::default()
         };
         let Some(answered_at) = self.answered_at else {
             return attribution;
         };
-        if now.saturating_duration_since(answered_at) > KEPT {
+        if !is_kept(answered_at) {
             count(
                 &mut attribution.gaps,
                 Gap::AllocationsStale,
@@ -99,19 +120,20 @@ impl Listed {
         }
         count(&mut attribution.gaps, Gap::TooMany, self.dropped + facts.dropped);
 
-        let mut handed_out: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        let mut handed_out: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (allocation, uid) in &self.bound {
-            let (pod_uid, ready) = match uid {
+            let (pod_uid, ready, has_ended) = match uid {
                 Err(gap) => {
                     count(&mut attribution.gaps, *gap, 1);
-                    (None, None)
+                    (None, None, false)
                 }
                 Ok(uid) => match present(allocation, uid, facts) {
-                    Present::Here { ready } => (Some(uid.clone()), Some(ready)),
-                    Present::Ended => continue,
+                    Present::Here { ready } => (Some(uid.clone()), Some(ready), false),
+                    Present::Ended { holds: true } => (None, None, true),
+                    Present::Ended { holds: false } => continue,
                     Present::Replaced => {
                         count(&mut attribution.gaps, Gap::PodReplaced, 1);
-                        (None, None)
+                        (None, None, false)
                     }
                 },
             };
@@ -119,7 +141,10 @@ impl Listed {
                 handed_out
                     .entry(allocation.resource.clone())
                     .or_default()
-                    .insert(&allocation.device_id);
+                    .insert(allocation.device_id.clone());
+            }
+            if has_ended {
+                continue;
             }
             attribution.allocations.push(Allocation {
                 pod_uid,
@@ -127,28 +152,45 @@ impl Listed {
                 ..allocation.clone()
             });
         }
-        attribution.handed_out = Some(
-            handed_out
-                .into_iter()
-                .map(|(resource, ids)| (resource, ids.len() as u64))
-                .collect(),
-        );
+        if self.dropped == 0 {
+            attribution.idle = inventory.map(|inventory| inventory.without(&handed_out));
+            attribution.handed_out = Some(counts(&handed_out));
+        }
         attribution
     }
 }
 
-/// NVIDIA's devices that the kubelet may hand out, by resource.
-pub(super) fn allocatable(answer: &AllocatableResourcesResponse) -> BTreeMap<String, u64> {
-    let mut ids: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for device in &answer.devices {
-        if resource::is_nvidia(&device.resource_name) && device.resource_name.len() <= LONGEST_TEXT {
-            ids.entry(&device.resource_name)
-                .or_default()
-                .extend(device.device_ids.iter().map(String::as_str));
+impl Inventory {
+    /// NVIDIA's devices of an answer that arrived at `now`.
+    pub(super) fn read(answer: &AllocatableResourcesResponse, now: Instant) -> Self {
+        let mut ids: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for device in &answer.devices {
+            if resource::is_nvidia(&device.resource_name) && device.resource_name.len() <= LONGEST_TEXT {
+                ids.entry(device.resource_name.clone())
+                    .or_default()
+                    .extend(device.device_ids.iter().cloned());
+            }
+        }
+        Self {
+            ids,
+            answered_at: now,
         }
     }
-    ids.into_iter()
-        .map(|(resource, ids)| (resource.to_owned(), ids.len() as u64))
+
+    /// How many devices of each resource are not among the given ones.
+    fn without(&self, handed_out: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, u64> {
+        let none = BTreeSet::new();
+        let left = |(resource, ids): (&String, &BTreeSet<String>)| {
+            let held = handed_out.get(resource).unwrap_or(&none);
+            (resource.clone(), ids.difference(held).count() as u64)
+        };
+        self.ids.iter().map(left).collect()
+    }
+}
+
+fn counts(ids: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, u64> {
+    ids.iter()
+        .map(|(resource, ids)| (resource.clone(), ids.len() as u64))
         .collect()
 }
 
@@ -164,8 +206,13 @@ fn bind(pod: &PodResources, before: &Facts, after: &Facts, now: Instant) -> Resu
 }
 
 enum Present {
-    Here { ready: bool },
-    Ended,
+    Here {
+        ready: bool,
+    },
+    /// `holds`: its devices are not free yet.
+    Ended {
+        holds: bool,
+    },
     Replaced,
 }
 
@@ -173,14 +220,19 @@ enum Present {
 fn present(allocation: &Allocation, uid: &str, facts: &Facts) -> Present {
     let namesake = facts.living(&allocation.namespace, &allocation.pod);
     match facts.by_uid(uid) {
-        Some(pod) if pod.has_ended() => Present::Ended,
+        // The kubelet calls a pod that it evicts Failed at once, while the containers may take their grace period: its
+        // Pods API tells the end by removing the pod, and since 1.34, before there was one, it lists active pods only.
+        // The API server hears of the end after the containers, and older kubelets list such pods for ever.
+        Some(pod) if pod.has_ended() => Present::Ended {
+            holds: facts.source == Some(PodSource::Kubelet),
+        },
         Some(pod) if namesake.is_some_and(|namesake| namesake.uid == uid) => {
             Present::Here { ready: pod.ready }
         }
         // Two living pods of one name, or another one under it.
         Some(_) => Present::Replaced,
         None if namesake.is_some() => Present::Replaced,
-        None => Present::Ended,
+        None => Present::Ended { holds: false },
     }
 }
 
@@ -301,8 +353,28 @@ mod tests {
         facts
     }
 
+    fn inventory(resource: &str, ids: &[&str], now: Instant) -> Inventory {
+        let devices = ids.iter().map(|id| ContainerDevices {
+            resource_name: resource.into(),
+            device_ids: vec![(*id).into()],
+            topology: None,
+        });
+        let answer = AllocatableResourcesResponse {
+            devices: devices.collect(),
+            ..AllocatableResourcesResponse::default()
+        };
+        Inventory::read(&answer, now)
+    }
+
     fn read(answer: &ListPodResourcesResponse, before: &Facts, after: &Facts, now: Instant) -> Listed {
-        Listed::read(answer, Sharing::TimeSlicing, before, after, now)
+        Listed::read(
+            answer,
+            Sharing::TimeSlicing,
+            &Listed::default(),
+            before,
+            after,
+            now,
+        )
     }
 
     #[test]
@@ -310,7 +382,7 @@ mod tests {
         let now = Instant::now();
         let pods = facts(&[("1", "web-0", Phase::Running, true)]);
         let listed = read(&answer("web-0", "nvidia.com/gpu", &[GPU]), &pods, &pods, now);
-        let inventory = BTreeMap::from([("nvidia.com/gpu".to_owned(), 4)]);
+        let inventory = inventory("nvidia.com/gpu", &[GPU, "b", "c", "d"], now);
         let seen = listed.assemble(Some(&inventory), &pods, now);
         assert_eq!(seen.allocations[0].pod_uid.as_deref(), Some("1"));
         assert_eq!(seen.allocations[0].ready, Some(true));
@@ -326,14 +398,28 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ended_holds_nothing() {
+    fn a_pod_that_ended_has_no_row_and_holds_nothing_once_the_kubelet_says_so() {
         let now = Instant::now();
         let running = facts(&[("1", "job", Phase::Running, true)]);
+        let inventory = inventory("nvidia.com/gpu", &[GPU, "b"], now);
         let listed = read(&answer("job", "nvidia.com/gpu", &[GPU]), &running, &running, now);
-        for later in [facts(&[("1", "job", Phase::Ended, false)]), facts(&[])] {
-            let seen = listed.assemble(None, &later, now);
+        let ended = facts(&[("1", "job", Phase::Ended, false)]);
+        let mut ended_at_the_api_server = ended.clone();
+        ended_at_the_api_server.source = Some(PodSource::ApiServer);
+        for (later, held) in [
+            // Evicted, and its containers still have their grace period.
+            (ended, 1),
+            (ended_at_the_api_server, 0),
+            (facts(&[]), 0),
+        ] {
+            let seen = listed.assemble(Some(&inventory), &later, now);
             assert!(seen.allocations.is_empty() && seen.gaps.is_empty(), "{seen:?}");
-            assert_eq!(seen.handed_out, Some(BTreeMap::new()));
+            let handed_out = seen.handed_out.unwrap();
+            assert_eq!(
+                handed_out.get("nvidia.com/gpu").copied().unwrap_or_default(),
+                held
+            );
+            assert_eq!(seen.idle.unwrap()["nvidia.com/gpu"], 2 - held);
         }
     }
 
@@ -398,6 +484,51 @@ mod tests {
     }
 
     #[test]
+    fn an_inventory_that_is_not_told_any_more_is_withdrawn_too() {
+        let now = Instant::now();
+        let pods = facts(&[("1", "web-0", Phase::Running, true)]);
+        let inventory = inventory("nvidia.com/gpu", &[GPU, "b"], now);
+        let later = now + KEPT + Duration::from_secs(1);
+        let listed = read(&answer("web-0", "nvidia.com/gpu", &[GPU]), &pods, &pods, later);
+        let seen = listed.assemble(Some(&inventory), &pods, later);
+        assert_eq!((seen.allocatable, seen.idle), (None, None));
+        assert_eq!(seen.handed_out.unwrap()["nvidia.com/gpu"], 1);
+    }
+
+    #[test]
+    fn a_device_that_turned_unhealthy_while_held_makes_no_other_device_less_idle() {
+        let now = Instant::now();
+        let pods = facts(&[("1", "web-0", Phase::Running, true)]);
+        let healthy = inventory("nvidia.com/gpu", &["b", "c"], now);
+        let seen = read(&answer("web-0", "nvidia.com/gpu", &[GPU]), &pods, &pods, now).assemble(
+            Some(&healthy),
+            &pods,
+            now,
+        );
+        assert_eq!(seen.allocatable.unwrap()["nvidia.com/gpu"], 2);
+        assert_eq!(seen.handed_out.unwrap()["nvidia.com/gpu"], 1);
+        assert_eq!(seen.idle.unwrap()["nvidia.com/gpu"], 2);
+    }
+
+    #[test]
+    fn while_pods_are_not_told_a_name_keeps_its_devices_and_gets_no_others() {
+        let now = Instant::now();
+        let told = facts(&[("1", "web-0", Phase::Running, true)]);
+        let listed = read(&answer("web-0", "nvidia.com/gpu", &[GPU]), &told, &told, now);
+        let mut lost = told.clone();
+        lost.lost_at = Some(now);
+        let read = |device: &str| {
+            let answer = answer("web-0", "nvidia.com/gpu", &[device]);
+            Listed::read(&answer, Sharing::TimeSlicing, &listed, &told, &lost, now).assemble(None, &lost, now)
+        };
+        assert_eq!(read(GPU).allocations[0].pod_uid.as_deref(), Some("1"));
+        // A new pod of the name, perhaps, or the old one with another container.
+        let seen = read("GPU-1b5d8f3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b");
+        assert_eq!(seen.allocations[0].pod_uid, None);
+        assert_eq!(seen.gaps, Gaps::from([(Gap::PodsStale, 1)]));
+    }
+
+    #[test]
     fn only_nvidia_devices_are_read_and_dra_among_them() {
         let now = Instant::now();
         let pods = facts(&[("1", "web-0", Phase::Running, true)]);
@@ -435,6 +566,11 @@ mod tests {
             read(&answer("web-0", "nvidia.com/gpu", &ids), &pods, &pods, now).assemble(None, &pods, now);
         assert_eq!(seen.allocations.len(), MOST_ALLOCATIONS);
         assert_eq!(seen.gaps[&Gap::TooMany], 7, "each once");
+        assert_eq!(
+            (seen.handed_out, seen.idle),
+            (None, None),
+            "no count of a part of them"
+        );
         let seen = read(
             &answer("web-0", "nvidia.com/gpu", &[&"x".repeat(300)]),
             &pods,
@@ -461,7 +597,7 @@ mod tests {
             ..AllocatableResourcesResponse::default()
         };
         assert_eq!(
-            allocatable(&answer),
+            counts(&Inventory::read(&answer, Instant::now()).ids),
             BTreeMap::from([("nvidia.com/gpu".to_owned(), 3)])
         );
     }

@@ -135,7 +135,7 @@ pub struct Inventory<'a> {
     pub allocatable: Option<u64>,
     /// Devices handed out, where the kubelet said.
     pub allocated: Option<u64>,
-    /// Devices not handed out, where both are known.
+    /// Allocatable devices that are not handed out, where both are known.
     pub idle: Option<u64>,
 }
 
@@ -160,7 +160,7 @@ pub fn join<'a>(attribution: &'a Attribution, devices: &'a [DeviceView<'a>]) -> 
         .iter()
         .map(|allocation| (allocation, locate(allocation, devices)))
         .collect();
-    let claims = claims(&targets);
+    let claims = claims(&targets, devices);
 
     let mut joined = Joined {
         gaps: attribution.gaps.clone(),
@@ -327,11 +327,23 @@ fn locate<'a>(allocation: &'a Allocation, devices: &'a [DeviceView<'a>]) -> Resu
 }
 
 /// How many allocations lie on each GPU, by UUID: also those of pods that are not known, since they use it as well.
-fn claims<'a>(targets: &[(&'a Allocation, Result<Target<'a>, Gap>)]) -> BTreeMap<&'a str, usize> {
+fn claims<'a>(
+    targets: &[(&'a Allocation, Result<Target<'a>, Gap>)],
+    devices: &'a [DeviceView<'a>],
+) -> BTreeMap<&'a str, usize> {
     let mut claims = BTreeMap::new();
     let mut counted = HashSet::new();
     for (allocation, target) in targets {
-        let Some(uuid) = target.as_ref().ok().and_then(|target| target.uuid) else {
+        let uuid = match (target, &allocation.device) {
+            (Ok(target), _) => target.uuid,
+            // Which slice of the GPU it is does not matter here.
+            (Err(_), Some(DeviceRef::MigPlacement { minor, .. })) => devices
+                .iter()
+                .find(|device| device.minor == Some(*minor))
+                .map(|device| device.uuid),
+            (Err(_), _) => None,
+        };
+        let Some(uuid) = uuid else {
             continue;
         };
         let holder = (&allocation.namespace, &allocation.pod, &allocation.container);
@@ -376,17 +388,11 @@ fn inventory(attribution: &Attribution) -> Vec<Inventory<'_>> {
     };
     resources
         .into_iter()
-        .map(|resource| {
-            let allocatable = count(&attribution.allocatable, resource);
-            let allocated = count(&attribution.handed_out, resource);
-            Inventory {
-                resource,
-                allocatable,
-                allocated,
-                idle: allocatable
-                    .zip(allocated)
-                    .map(|(allocatable, allocated)| allocatable.saturating_sub(allocated)),
-            }
+        .map(|resource| Inventory {
+            resource,
+            allocatable: count(&attribution.allocatable, resource),
+            allocated: count(&attribution.handed_out, resource),
+            idle: count(&attribution.idle, resource),
         })
         .collect()
 }
@@ -609,20 +615,40 @@ mod tests {
     }
 
     #[test]
-    fn idle_is_what_is_not_handed_out() {
+    fn a_slice_that_is_not_found_still_counts_against_exclusiveness() {
+        let mut slice = held("b", "gpu-0");
+        slice.device = DeviceId::from_dra("gpu-0-mig-1g10gb-19-0", None)
+            .ok()
+            .map(|id| id.device);
+        slice.allocator = Allocator::Dra;
+        let (devices, told) = (gpus(Instant::now()), of(vec![held("a", GPU_A), slice]));
+        let joined = join(&told, &devices);
+        assert_eq!(joined.rows.len(), 1);
+        assert_eq!(busy(&joined.rows[0]), None);
+        assert_eq!(
+            joined.gaps,
+            Gaps::from([(Gap::SliceUnknown, 1), (Gap::ClaimedTwice, 1)])
+        );
+    }
+
+    #[test]
+    fn the_inventory_is_told_by_resource_as_far_as_it_is_known() {
         let count = |n| Some(BTreeMap::from([("nvidia.com/gpu".to_owned(), n)]));
         let mut told = Attribution {
             handed_out: count(3),
             ..Attribution::default()
         };
+        let entry = join(&told, &[]).inventory[0];
         assert_eq!(
-            join(&told, &[]).inventory[0].idle,
-            None,
-            "the inventory is not known yet"
+            (entry.allocatable, entry.allocated, entry.idle),
+            (None, Some(3), None)
         );
-        told.allocatable = count(8);
-        assert_eq!(join(&told, &[]).inventory[0].idle, Some(5));
-        told.allocatable = count(2); // devices turned unhealthy while handed out
-        assert_eq!(join(&told, &[]).inventory[0].idle, Some(0));
+        (told.allocatable, told.idle) = (count(8), count(6));
+        let entry = join(&told, &[]).inventory[0];
+        assert_eq!(
+            (entry.allocatable, entry.allocated, entry.idle),
+            (Some(8), Some(3), Some(6)),
+            "one that is handed out is not healthy"
+        );
     }
 }

@@ -5,7 +5,6 @@
 //! Invariants: no call overlaps another; a failure keeps the last answer; the kubelet's rate limit is met by asking
 //! less, not more.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use forewarm_signals::label::Sharing;
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
-use super::assemble::{Listed, allocatable};
+use super::assemble::{Inventory, Listed};
 use super::call::{CallError, LARGEST_ANSWER, Reason, within_deadline};
 use super::metrics::{Api, Metrics};
 use super::pods::Facts;
@@ -44,10 +43,9 @@ pub(super) struct Poller {
     metrics: Metrics,
 
     listed: Listed,
-    allocatable: Option<BTreeMap<String, u64>>,
-    allocatable_at: Option<Instant>,
-    /// Changes of the facts that the last List has taken in, by their source's count.
-    changes_listed: (Option<super::pods::PodSource>, u64),
+    inventory: Option<Inventory>,
+    /// Changes of the facts that the last List has taken in.
+    changes_listed: u64,
     last_list: Option<Instant>,
     list_due: Instant,
     allocatable_due: Instant,
@@ -73,9 +71,8 @@ impl Poller {
             view,
             metrics,
             listed: Listed::default(),
-            allocatable: None,
-            allocatable_at: None,
-            changes_listed: (None, 0),
+            inventory: None,
+            changes_listed: 0,
             last_list: None,
             list_due: now,
             allocatable_due: now,
@@ -91,7 +88,7 @@ impl Poller {
             if self.socket.has_moved() {
                 (self.list_due, self.allocatable_due, self.backoff) = (now, now, None);
             }
-            let told = self.told();
+            let told = self.facts.borrow().changes;
             // While the kubelet limits us, a changed pod waits for its turn like everything else.
             if told != self.changes_listed && self.backoff.is_none() {
                 let earliest = self.last_list.map_or(now, |last| last + LEAST_GAP);
@@ -101,7 +98,7 @@ impl Poller {
                 self.list().await;
             }
             if self.allocatable_due <= now {
-                self.inventory().await;
+                self.ask_inventory().await;
             }
             self.publish();
 
@@ -113,14 +110,9 @@ impl Poller {
         }
     }
 
-    fn told(&self) -> (Option<super::pods::PodSource>, u64) {
-        let facts = self.facts.borrow();
-        (facts.source, facts.changes)
-    }
-
     async fn list(&mut self) {
         let started = Instant::now();
-        self.changes_listed = self.told();
+        self.changes_listed = self.facts.borrow().changes;
         self.last_list = Some(started);
         let before = Arc::clone(&self.facts.borrow());
         let answer = match self.socket.channel() {
@@ -135,7 +127,7 @@ impl Poller {
         match answer {
             Ok(answer) => {
                 let after = Arc::clone(&self.facts.borrow());
-                self.listed = Listed::read(&answer, self.shared_as, &before, &after, now);
+                self.listed = Listed::read(&answer, self.shared_as, &self.listed, &before, &after, now);
                 self.backoff = None;
                 self.list_due = started + self.interval;
                 self.succeeded(Api::Allocations, 0);
@@ -147,7 +139,7 @@ impl Poller {
         }
     }
 
-    async fn inventory(&mut self) {
+    async fn ask_inventory(&mut self) {
         let answer = match self.socket.channel() {
             Ok(channel) => {
                 let mut client =
@@ -159,8 +151,7 @@ impl Poller {
         let now = Instant::now();
         match answer {
             Ok(answer) => {
-                self.allocatable = Some(allocatable(&answer));
-                self.allocatable_at = Some(now);
+                self.inventory = Some(Inventory::read(&answer, now));
                 self.allocatable_due = now + INVENTORY;
                 self.succeeded(Api::Allocatable, 1);
             }
@@ -218,9 +209,9 @@ impl Poller {
         let facts = Arc::clone(&self.facts.borrow());
         let attribution = self
             .listed
-            .assemble(self.allocatable.as_ref(), &facts, Instant::now());
+            .assemble(self.inventory.as_ref(), &facts, Instant::now());
         let health = Health {
-            allocatable_at: self.allocatable_at,
+            allocatable_at: self.inventory.as_ref().map(|inventory| inventory.answered_at),
             pods: facts.source.map(|source| (source, facts.lost_at)),
         };
         self.view.store(attribution, health);

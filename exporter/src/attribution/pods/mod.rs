@@ -92,7 +92,8 @@ pub(super) struct Facts {
     pub(super) lost_at: Option<Instant>,
     /// Pods that were not kept.
     pub(super) dropped: u64,
-    /// Grows with each change of a pod, so that a reader can tell whether anything happened.
+    /// Grows with each set that says something new, over all sources, so that a reader can tell whether anything
+    /// happened: see [`Facts::follows`].
     pub(super) changes: u64,
 }
 
@@ -114,14 +115,22 @@ impl Facts {
             }
             _ => {}
         }
-        self.changes += 1;
         self.by_uid.insert(pod.uid.clone(), Arc::new(pod));
     }
 
     pub(super) fn remove(&mut self, uid: &str) {
-        if self.by_uid.remove(uid).is_some() {
-            self.changes += 1;
-        }
+        self.by_uid.remove(uid);
+    }
+
+    /// These facts after `told`, with the count carried on; absent when they say nothing new. Compared whole: a set
+    /// that was read again must replace the one before even if it is as large and came by as many events.
+    pub(super) fn follows(mut self, told: &Self) -> Option<Self> {
+        let is_same = told.source == self.source
+            && told.lost_at.is_none()
+            && told.dropped == self.dropped
+            && told.by_uid == self.by_uid;
+        self.changes = told.changes + 1;
+        (!is_same).then_some(self)
     }
 
     pub(super) fn by_uid(&self, uid: &str) -> Option<&Pod> {
@@ -215,6 +224,25 @@ mod tests {
         facts.remove("1");
         assert!(!facts.has_ambiguous_names());
         assert_eq!(uid(&facts, "web-0", now), Ok("2"));
+    }
+
+    #[test]
+    fn a_set_that_was_read_again_is_news_when_a_pod_of_it_is_another() {
+        let set = |uid: &str| {
+            let mut facts = Facts::of(PodSource::Kubelet);
+            facts.apply(pod(uid, "web-0", false));
+            facts
+        };
+        let first = set("1").follows(&Facts::default()).unwrap();
+        assert!(set("1").follows(&first).is_none());
+        // Both events of a replacement were lost, and the pods were read again.
+        let second = set("2").follows(&first).unwrap();
+        assert!(second.changes > first.changes);
+        assert_eq!(uid(&second, "web-0", Instant::now()), Ok("2"));
+        // A source that is back is news, whatever it tells.
+        let mut lost = second.clone();
+        lost.lost_at = Some(Instant::now());
+        assert!(set("2").follows(&lost).unwrap().changes > second.changes);
     }
 
     #[test]

@@ -111,13 +111,12 @@ impl Watch {
     }
 
     fn publish(&self, facts: Facts) {
-        self.facts.send_if_modified(|told| {
-            let is_same =
-                told.source == facts.source && told.lost_at.is_none() && told.changes == facts.changes;
-            if !is_same {
-                *told = Arc::new(facts);
+        self.facts.send_if_modified(|told| match facts.follows(told) {
+            Some(news) => {
+                *told = Arc::new(news);
+                true
             }
-            !is_same
+            None => false,
         });
     }
 
@@ -145,5 +144,41 @@ impl Watch {
 async fn moved(socket: &Socket) {
     while !socket.has_moved() {
         sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Phase, Pod};
+    use super::*;
+
+    #[test]
+    fn a_set_read_again_replaces_one_of_the_same_size() {
+        let (facts, told) = watch::channel(Arc::new(Facts::default()));
+        let watch = Watch {
+            path: PathBuf::new(),
+            api_server: ClientArgs::default(),
+            node: None,
+            facts,
+            metrics: Metrics::default(),
+        };
+        let set = |uid: &str| {
+            let mut facts = Facts::of(PodSource::Kubelet);
+            facts.apply(Pod {
+                uid: uid.into(),
+                namespace: "ml".into(),
+                name: "web-0".into(),
+                phase: Phase::Running,
+                ready: true,
+            });
+            facts
+        };
+        watch.publish(set("1"));
+        let before = told.borrow().changes;
+        // The kubelet dropped the events of a replacement; reading all pods again is what repairs that.
+        watch.publish(set("2"));
+        let after = told.borrow();
+        assert!(after.by_uid("1").is_none() && after.by_uid("2").is_some());
+        assert_ne!(after.changes, before, "the kubelet is asked who holds what");
     }
 }
