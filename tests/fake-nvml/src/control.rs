@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::counters::CounterControl;
 pub use crate::damage::{EccErrors, NvlinkErrors, RemappedRows, RetiredPages};
+pub use crate::event::{EventEntry, EventKind};
 pub use crate::fault::{Block, Effect, Fault, Garbage};
+pub use crate::mig::{MigControl, MigDeviceControl};
 pub use crate::process::{Process, ProcessKind};
 
 /// Why a control file could not be read.
@@ -53,6 +56,9 @@ pub struct Control {
     /// Used memory of every GPU is the time of the call: see [`crate::memory_time`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub encode_time_in_memory: bool,
+    /// The client may see over MIG instances and processes as an administrator does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub privileged: bool,
     /// What each GPU does, by index.
     #[serde(with = "by_index", skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus: BTreeMap<u32, GpuControl>,
@@ -155,6 +161,19 @@ pub struct GpuControl {
     /// Processes on the GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
+    /// Events other than Xids so far, oldest first; delivered as those are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<EventEntry>,
+    /// MIG layout. Absent: MIG is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<MigControl>,
+    /// The GPU has the driver. False: lost to clients that saw it, absent for those that initialise later, whose
+    /// indices close up. Default true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<bool>,
+    /// How counters misbehave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters: Option<CounterControl>,
     /// Accounting is on: what processes used is kept after their exit.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub accounting: bool,

@@ -18,6 +18,12 @@ pub struct NvlinkErrors {
     pub crc_data: u64,
     /// ECC errors in data.
     pub ecc_data: u64,
+    /// Link recoveries that failed (NVLink 5).
+    pub recovery_failed: u64,
+    /// Effective errors: those that error correction left (NVLink 5).
+    pub effective: u64,
+    /// Symbol errors (NVLink 5).
+    pub symbol: u64,
 }
 
 /// ECC error totals since driver load.
@@ -28,6 +34,10 @@ pub struct EccErrors {
     pub corrected: u64,
     /// Uncorrected errors.
     pub uncorrected: u64,
+    /// Corrected errors that are in SRAM, part of the above; the rest is in DRAM.
+    pub sram_corrected: u64,
+    /// Uncorrected errors that are in SRAM, part of the above; the rest is in DRAM.
+    pub sram_uncorrected: u64,
     /// The SRAM threshold flag is raised.
     pub sram_threshold_exceeded: bool,
 }

@@ -27,17 +27,33 @@ impl Driver {
         })
     }
 
+    /// Major number, which names the branch.
+    #[must_use]
+    pub const fn major(&self) -> u32 {
+        self.major
+    }
+
     /// True from 580.82 on, where ids 251 to 273 are numbered as in 13.0 Update 1.
     #[must_use]
     pub fn renumbered_fields(&self) -> bool {
         (self.major, self.minor) >= (580, 82)
     }
 
-    /// First field id that this driver does not know (`NVML_FI_MAX` of its header).
+    /// True before R470, where MIG UUIDs were the GPU's with both instance ids behind it.
+    #[must_use]
+    pub const fn legacy_mig_uuids(&self) -> bool {
+        self.major < 470
+    }
+
+    /// First field id that this driver does not know (`NVML_FI_MAX` of its header; the older ones from headers of
+    /// about that time).
     #[must_use]
     pub const fn field_id_end(&self) -> u32 {
         match self.major {
-            ..535 => 186,
+            ..510 => 161,
+            510..520 => 167,
+            520..525 => 170,
+            525..535 => 173,
             535..550 => 197,
             550..565 => 224,
             565..570 => 235,
@@ -82,7 +98,30 @@ impl fmt::Display for Driver {
 
 /// Symbols by the driver that introduced them; whatever is not listed is older than any level modelled here.
 /// Sources: the nvml-mock registry of NVIDIA's k8s-test-infra and the change logs of the NVML reference.
-const INTRODUCED: [(&str, (u32, u32)); 26] = [
+const INTRODUCED: [(&str, (u32, u32)); 49] = [
+    ("nvmlDeviceGetMigMode", (450, 0)),
+    ("nvmlDeviceGetMaxMigDeviceCount", (450, 0)),
+    ("nvmlDeviceGetMigDeviceHandleByIndex", (450, 0)),
+    ("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", (450, 0)),
+    ("nvmlDeviceIsMigDeviceHandle", (450, 0)),
+    ("nvmlDeviceGetGpuInstanceId", (450, 0)),
+    ("nvmlDeviceGetComputeInstanceId", (450, 0)),
+    ("nvmlDeviceGetAttributes_v2", (450, 0)),
+    ("nvmlDeviceGetGpuInstanceProfileInfo", (450, 0)),
+    ("nvmlDeviceGetGpuInstances", (450, 0)),
+    ("nvmlDeviceGetGpuInstanceById", (450, 0)),
+    ("nvmlDeviceGetGpuInstanceRemainingCapacity", (450, 0)),
+    ("nvmlGpuInstanceGetInfo", (450, 0)),
+    ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", (470, 0)),
+    ("nvmlDeviceGetGpuInstanceProfileInfoV", (510, 0)),
+    ("nvmlDeviceGetNumGpuCores", (495, 0)),
+    ("nvmlDeviceGetMemoryBusWidth", (495, 0)),
+    ("nvmlDeviceGetPcieSpeed", (495, 0)),
+    ("nvmlDeviceGetPcieLinkMaxSpeed", (495, 0)),
+    ("nvmlSystemEventSetCreate", (580, 0)),
+    ("nvmlSystemEventSetFree", (580, 0)),
+    ("nvmlSystemEventSetWait", (580, 0)),
+    ("nvmlSystemRegisterEvents", (580, 0)),
     ("nvmlDeviceGetProcessUtilization", (418, 0)),
     ("nvmlDeviceGetRemappedRows", (450, 0)),
     ("nvmlDeviceGetMemoryInfo_v2", (510, 0)),

@@ -3,14 +3,17 @@
 //! Invariants: time never goes back; an integral never goes back; a total is the highest one seen. History is
 //! kept for [`HISTORY_US`], bounded in length, and serves sample rings and process samples.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::accounting::Accounts;
 use crate::control::{
     EccErrors, FabricControl, GpuControl, NvlinkErrors, RemappedRows, RetiredPages, Throttle,
 };
+use crate::event::{EventEntry, EventKind, added};
 use crate::load::Load;
+use crate::mig::{self, Layout};
+use crate::process::Process;
 use crate::profile::Profile;
 
 /// How far back sample rings reach, µs.
@@ -96,10 +99,15 @@ impl Totals {
             up(&mut self.nvlink.crc_flit, errors.crc_flit);
             up(&mut self.nvlink.crc_data, errors.crc_data);
             up(&mut self.nvlink.ecc_data, errors.ecc_data);
+            up(&mut self.nvlink.recovery_failed, errors.recovery_failed);
+            up(&mut self.nvlink.effective, errors.effective);
+            up(&mut self.nvlink.symbol, errors.symbol);
         }
         if let Some(errors) = &control.ecc {
             up(&mut self.ecc.corrected, errors.corrected);
             up(&mut self.ecc.uncorrected, errors.uncorrected);
+            up(&mut self.ecc.sram_corrected, errors.sram_corrected);
+            up(&mut self.ecc.sram_uncorrected, errors.sram_uncorrected);
             self.ecc.sram_threshold_exceeded = errors.sram_threshold_exceeded;
         }
         if let Some(rows) = &control.remapped_rows {
@@ -117,6 +125,17 @@ impl Totals {
     }
 }
 
+/// What a new control brings about beside readings.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct News {
+    /// Events it adds, Xids among them.
+    pub(crate) events: Vec<EventEntry>,
+    /// GPU instances, MIG devices or the mode are others now.
+    pub(crate) layout_changed: bool,
+    /// Parts of the MIG layout that cannot be.
+    pub(crate) refused: Vec<String>,
+}
+
 /// One simulated GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
@@ -124,6 +143,9 @@ pub(crate) struct Gpu {
     pub(crate) uuid: String,
     pub(crate) load: Arc<Load>,
     pub(crate) integrals: Integrals,
+    pub(crate) layout: Arc<Layout>,
+    /// Integrals of each GPU instance that has a compute instance, since the instance was made.
+    pub(crate) instances: BTreeMap<u32, Integrals>,
     pub(crate) totals: Totals,
     pub(crate) recovery_action: u32,
     pub(crate) fabric: FabricControl,
@@ -134,26 +156,32 @@ pub(crate) struct Gpu {
     pub(crate) accounts: Accounts,
     /// Loads to come, with the moment each begins: processes start and exit by themselves.
     coming: VecDeque<(u64, Arc<Load>)>,
-    xids: Vec<u64>,
     at_us: u64,
 }
 
 impl Gpu {
     pub(crate) fn new(index: u32, uuid: String, profile: &Profile, at_us: u64) -> Self {
-        let load = Arc::new(Load::of(&GpuControl::default(), profile, false, at_us));
+        let load = Arc::new(Load::of(
+            &GpuControl::default(),
+            &Layout::default(),
+            profile,
+            false,
+            at_us,
+        ));
         Self {
             index,
             uuid,
             history: VecDeque::from([(at_us, Arc::clone(&load))]),
             load,
             integrals: Integrals::default(),
+            layout: Arc::default(),
+            instances: BTreeMap::new(),
             totals: Totals::default(),
             recovery_action: 0,
             fabric: FabricControl::default(),
             control: Arc::default(),
             accounts: Accounts::default(),
             coming: VecDeque::new(),
-            xids: Vec::new(),
             at_us,
         }
     }
@@ -177,10 +205,15 @@ impl Gpu {
         if now_us > self.at_us {
             let seconds = (now_us - self.at_us) as f64 / 1e6;
             if self.control.accounting {
-                self.accounts.book(self.load.processes.iter(), self.at_us, now_us);
+                let load = Arc::clone(&self.load);
+                let processes = load.all_processes().map(|(process, _)| process);
+                self.accounts.book(processes, self.at_us, now_us);
             }
             self.at_us = now_us;
             self.integrals.advance(&self.load, seconds);
+            for (gi, load) in &self.load.instances {
+                self.instances.entry(*gi).or_default().advance(load, seconds);
+            }
         }
     }
 
@@ -198,22 +231,43 @@ impl Gpu {
         }
     }
 
-    /// Puts `control` in force from `from_us` on; returns the Xids that it adds.
+    /// Puts `control` in force from `from_us` on; returns what it brings about.
     pub(crate) fn apply(
         &mut self,
         control: &GpuControl,
         profile: &Profile,
+        legacy_mig_uuids: bool,
         time_in_memory: bool,
         from_us: u64,
-    ) -> Vec<u64> {
+    ) -> News {
         self.advance(from_us);
-        let load_at = |at_us| Arc::new(Load::of(control, profile, time_in_memory, at_us));
-        self.control = Arc::new(control.clone());
+        let before = std::mem::replace(&mut self.control, Arc::new(control.clone()));
+        let mut news = News::default();
+        if before.mig != control.mig {
+            let layout = Layout::of(control.mig.as_ref(), profile, &self.uuid, legacy_mig_uuids);
+            news.layout_changed = layout.shape() != self.layout.shape();
+            news.refused.clone_from(&layout.refused);
+            let kept = |gi: &u32| {
+                layout.instance(*gi).is_some() && layout.instance(*gi) == self.layout.instance(*gi)
+            };
+            self.instances.retain(|gi, _| kept(gi));
+            self.layout = Arc::new(layout);
+        }
+        if before.counters.as_ref().map_or(0, |counters| counters.resets)
+            != control.counters.as_ref().map_or(0, |counters| counters.resets)
+        {
+            self.integrals = Integrals::default();
+            self.totals = Totals::default();
+        }
+        let layout = Arc::clone(&self.layout);
+        let load_at = |at_us| Arc::new(Load::of(control, &layout, profile, time_in_memory, at_us));
         self.begin_load(load_at(self.at_us));
+        let in_mig = layout.devices.iter().flat_map(|device| &device.control.processes);
         let mut turns: Vec<u64> = control
             .processes
             .iter()
-            .flat_map(|process| process.turns())
+            .chain(in_mig)
+            .flat_map(Process::turns)
             .collect();
         turns.retain(|turn| *turn > self.at_us);
         turns.sort_unstable();
@@ -222,14 +276,28 @@ impl Gpu {
         self.totals.raise(control);
         self.recovery_action = control.recovery_action.unwrap_or(0);
         self.fabric = control.fabric.clone().unwrap_or_default();
-        // A list that grew adds its tail; any other change is a new list, all of it new.
-        let added = control
-            .xids
-            .strip_prefix(self.xids.as_slice())
-            .unwrap_or(&control.xids)
-            .to_vec();
-        self.xids.clone_from(&control.xids);
-        added
+        let xid = |data: &u64| EventEntry {
+            kind: EventKind::Xid,
+            data: *data,
+            gi: None,
+            ci: None,
+        };
+        news.events = added(&before.xids, &control.xids)
+            .iter()
+            .map(xid)
+            .chain(added(&before.events, &control.events).iter().cloned())
+            .collect();
+        news
+    }
+
+    /// Whether the driver has this GPU.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.control.bound.unwrap_or(true)
+    }
+
+    /// The MIG device with MIG index `index`.
+    pub(crate) fn mig_device(&self, index: u32) -> Option<&mig::Device> {
+        self.layout.devices.iter().find(|device| device.index == index)
     }
 
     /// Load that was in force at `at_us`, if history reaches back so far.
@@ -262,9 +330,9 @@ mod tests {
             throttle: vec![Throttle::SwPowerCap],
             ..GpuControl::default()
         };
-        gpu.apply(&control, &profile, false, 0);
+        gpu.apply(&control, &profile, false, false, 0);
         gpu.advance(2_000_000);
-        gpu.apply(&GpuControl::default(), &profile, false, 3_000_000);
+        gpu.apply(&GpuControl::default(), &profile, false, false, 3_000_000);
         gpu.advance(10_000_000);
         assert!((gpu.integrals.nvlink_tx_bytes - 3e9).abs() < 1.0);
         assert!((gpu.integrals.energy_joules - (1500.0 + 7.0 * profile.power.idle_watts)).abs() < 1e-6);
@@ -282,8 +350,13 @@ mod tests {
                 },
                 &profile,
                 false,
+                false,
                 0,
             )
+            .events
+            .iter()
+            .map(|event| event.data)
+            .collect::<Vec<u64>>()
         };
         assert_eq!(deliver(&[79]), [79]);
         assert!(deliver(&[79]).is_empty());
@@ -301,7 +374,7 @@ mod tests {
                 busy: Some((step % 100) as f64 / 100.0),
                 ..GpuControl::default()
             };
-            gpu.apply(&control, &profile, false, step * 100_000);
+            gpu.apply(&control, &profile, false, false, step * 100_000);
         }
         assert!(gpu.history.len() <= HISTORY_LENGTH);
         let now = 4999 * 100_000;
@@ -327,7 +400,7 @@ mod tests {
                     ecc: Some(EccErrors { corrected: errors, ..EccErrors::default() }),
                     ..GpuControl::default()
                 };
-                gpu.apply(&control, &profile, false, now);
+                gpu.apply(&control, &profile, false, false, now);
                 gpu.advance(now + 1000);
                 let after = (gpu.integrals.clone(), gpu.totals.clone());
                 prop_assert!(after.0.nvlink_rx_bytes >= before.0.nvlink_rx_bytes);

@@ -1,6 +1,7 @@
 //! Names of the fake's GPUs as pure functions, so that a test knows them without asking the library.
 //!
 //! - UUID: two splitmix64 outputs seeded with FNV-1a(seed) + index, printed as a version 4 UUID behind `GPU-`.
+//! - MIG UUID: the same from FNV-1a(GPU UUID) + ids, printed as version 5 behind `MIG-`.
 //! - PCI bus: domain 0, bus `(0x18 + 11 × index) mod 256`, device 0 (11 is odd, so 256 indices stay distinct).
 //! - Serial: thirteen decimal digits from the same stream as the UUID.
 
@@ -29,6 +30,23 @@ pub fn gpu_uuid(seed: &str, index: u32) -> String {
     let low = splitmix64(high);
     format!(
         "GPU-{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xfff,
+        0x8000 | ((low >> 48) & 0x3fff),
+        low & 0xffff_ffff_ffff
+    )
+}
+
+/// UUID of the MIG device with GPU instance `gi` and compute instance `ci` on the GPU named `gpu_uuid`, from R470 on.
+///
+/// As with the real driver, the same ids on the same GPU make the same UUID, whatever the profile.
+#[must_use]
+pub fn mig_uuid(gpu_uuid: &str, gi: u32, ci: u32) -> String {
+    let high = splitmix64(fnv1a(gpu_uuid).wrapping_add(u64::from(gi) << 8 | u64::from(ci)));
+    let low = splitmix64(high);
+    format!(
+        "MIG-{:08x}-{:04x}-5{:03x}-{:04x}-{:012x}",
         high >> 32,
         (high >> 16) & 0xffff,
         high & 0xfff,
@@ -78,6 +96,21 @@ mod tests {
                 .all(|uuid| uuid.len() == 40 && uuid.as_bytes()[18] == b'4'),
             "{seen:?}"
         );
+    }
+
+    #[test]
+    fn mig_uuids_belong_to_their_gpu_and_ids() {
+        let gpu = gpu_uuid("forewarm", 0);
+        let seen: BTreeSet<String> = [&gpu, &gpu_uuid("forewarm", 1)]
+            .iter()
+            .flat_map(|gpu| (0..15).flat_map(move |gi| (0..8).map(move |ci| mig_uuid(gpu, gi, ci))))
+            .collect();
+        assert_eq!(seen.len(), 2 * 15 * 8);
+        assert!(
+            seen.iter()
+                .all(|uuid| uuid.starts_with("MIG-") && uuid.len() == 40)
+        );
+        assert_eq!(mig_uuid(&gpu, 7, 0), mig_uuid(&gpu, 7, 0));
     }
 
     #[test]

@@ -1,17 +1,39 @@
 //! GPU profiles: what a model of GPU is and what it can answer.
 //!
-//! Inputs: a built-in name (`t4`, `h100-sxm`) or the path of a TOML file of the same shape. A profile holds
+//! Inputs: a built-in name (one of [`BUILT_IN`]) or the path of a TOML file of the same shape. A profile holds
 //! constants only; everything that moves comes from the control file.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-const T4: &str = include_str!("../profiles/t4.toml");
-const H100_SXM: &str = include_str!("../profiles/h100-sxm.toml");
+use crate::mig::MigProfile;
 
-/// Names of the built-in profiles.
-pub const BUILT_IN: [&str; 2] = ["t4", "h100-sxm"];
+macro_rules! built_in {
+    ($($name:literal),* $(,)?) => {
+        /// Names of the built-in profiles.
+        pub const BUILT_IN: [&str; [$($name),*].len()] = [$($name),*];
+
+        fn built_in(name: &str) -> Option<&'static str> {
+            match name {
+                $($name => Some(include_str!(concat!("../profiles/", $name, ".toml"))),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+built_in![
+    "t4",
+    "v100-sxm2-32gb",
+    "a100-sxm4-40gb",
+    "l40s",
+    "l40s-24c-vgpu",
+    "rtx-4090",
+    "h100-sxm",
+    "h200-sxm",
+    "gb200-nvl72",
+];
 
 const MIB: u64 = 1024 * 1024;
 
@@ -69,9 +91,15 @@ pub struct Profile {
     /// GPM (SM, tensor, DRAM activity) is answered.
     #[serde(default)]
     pub gpm: bool,
-    /// MIG can be switched on (the fake keeps it off).
+    /// MIG can be switched on.
     #[serde(default)]
     pub mig: bool,
+    /// GPU instance profiles, where MIG can be switched on.
+    #[serde(default)]
+    pub mig_profiles: Vec<MigProfile>,
+    /// Bare metal, or a guest with a share of a board.
+    #[serde(default)]
+    pub virtualization: Virtualization,
     /// Power figures.
     pub power: Power,
     /// Clock figures.
@@ -86,6 +114,12 @@ pub struct Profile {
     /// Fabric registration, absent where the board has none.
     #[serde(default)]
     pub fabric: Option<Fabric>,
+    /// Links to the CPU's coherent memory, absent where the board has none.
+    #[serde(default)]
+    pub c2c: Option<C2c>,
+    /// Place in a rack, absent where the board tells none.
+    #[serde(default)]
+    pub platform: Option<Platform>,
     /// Memory error protection.
     pub ecc: Ecc,
     /// NVML calls that answer NOT_SUPPORTED on this model beyond what the fields above imply.
@@ -101,6 +135,8 @@ pub enum Brand {
     Tesla,
     /// GeForce (5).
     Geforce,
+    /// Virtual compute server (12): a vGPU guest.
+    VirtualCompute,
     /// NVIDIA (14), data-centre boards since Ampere.
     Nvidia,
 }
@@ -112,6 +148,7 @@ impl Brand {
         match self {
             Self::Tesla => 2,
             Self::Geforce => 5,
+            Self::VirtualCompute => 12,
             Self::Nvidia => 14,
         }
     }
@@ -150,6 +187,19 @@ impl Architecture {
     }
 }
 
+/// `nvmlGpuVirtualizationMode_t`, as far as a guest or a bare machine can see it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Virtualization {
+    /// Bare metal (0).
+    #[default]
+    None = 0,
+    /// A virtual machine that holds the whole board (1).
+    Passthrough = 1,
+    /// A virtual machine with a share of the board (2).
+    Vgpu = 2,
+}
+
 /// Power figures, watts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -166,6 +216,12 @@ pub struct Power {
     pub max_limit_watts: f64,
     /// The one-second average (field 185) is answered.
     pub average_supported: bool,
+    /// Draw of the whole module (GPU and CPU) without load, where it is told.
+    #[serde(default)]
+    pub module_idle_watts: Option<f64>,
+    /// Draw of the whole module at full load, where it is told.
+    #[serde(default)]
+    pub module_load_watts: Option<f64>,
 }
 
 /// Clocks, MHz.
@@ -245,6 +301,32 @@ pub struct Fabric {
     pub cluster_uuid: String,
 }
 
+/// C2C links between GPU and CPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct C2c {
+    /// Links.
+    pub links: u32,
+    /// Speed of one link, MB/s.
+    pub speed_mbps: u32,
+}
+
+/// Place of a compute tray in its rack, `nvmlPlatformInfo_t`; the module id is the GPU's index + 1.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Platform {
+    /// Serial of the chassis, at most 15 characters.
+    pub chassis_serial: String,
+    /// Slot in the rack.
+    pub slot: u8,
+    /// Tray among the compute trays.
+    pub tray: u8,
+    /// Host on the tray.
+    pub host: u8,
+    /// 0 direct, 1 switch connected.
+    pub peer_type: u8,
+}
+
 /// Memory error protection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -265,10 +347,9 @@ impl Profile {
     /// # Errors
     /// [`ProfileError`] names the profile and what is wrong with it.
     pub fn load(name: &str) -> Result<Self, ProfileError> {
-        let text = match name {
-            "t4" => T4.to_owned(),
-            "h100-sxm" => H100_SXM.to_owned(),
-            path => std::fs::read_to_string(Path::new(path)).map_err(|cause| ProfileError::Unreadable {
+        let text = match built_in(name) {
+            Some(text) => text.to_owned(),
+            None => std::fs::read_to_string(Path::new(name)).map_err(|cause| ProfileError::Unreadable {
                 name: name.to_owned(),
                 cause,
             })?,
@@ -314,6 +395,12 @@ mod tests {
             let profile = Profile::load(name).unwrap();
             assert!(profile.memory_total_mib > profile.memory_reserved_mib, "{name}");
             assert!(profile.nvlink_links() <= 18, "{name}");
+            assert_eq!(profile.mig, !profile.mig_profiles.is_empty(), "{name}");
+            for table in &profile.mig_profiles {
+                let memory: u64 = table.memory_mib * u64::from(table.instances);
+                assert!(memory <= profile.memory_total_mib, "{name} {}", table.name);
+                assert!(table.starts.iter().all(|start| start + table.size <= 8), "{name}");
+            }
         }
     }
 
@@ -321,7 +408,7 @@ mod tests {
     fn a_profile_is_loaded_from_a_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine.toml");
-        std::fs::write(&path, T4.replace("Tesla T4", "My GPU")).unwrap();
+        std::fs::write(&path, built_in("t4").unwrap().replace("Tesla T4", "My GPU")).unwrap();
         assert_eq!(Profile::load(path.to_str().unwrap()).unwrap().name, "My GPU");
     }
 
@@ -329,7 +416,7 @@ mod tests {
     fn an_unknown_profile_field_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine.toml");
-        std::fs::write(&path, format!("speed = 1\n{T4}")).unwrap();
+        std::fs::write(&path, format!("speed = 1\n{}", built_in("t4").unwrap())).unwrap();
         let message = Profile::load(path.to_str().unwrap()).unwrap_err().to_string();
         assert!(message.contains("speed"), "{message}");
     }

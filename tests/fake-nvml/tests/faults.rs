@@ -122,9 +122,9 @@ fn a_call_can_answer_any_code() {
             Fault::on_call(0, "nvmlDeviceGetTotalEnergyConsumption", Effect::NotSupported),
             Fault::on_call(0, "nvmlDeviceGetClockInfo", Effect::Error(27)),
             Fault {
-                gpu: None,
                 calls: vec!["nvmlDeviceGetCount_v2".into()],
                 effect: Effect::Error(999),
+                ..Fault::default()
             },
         ];
     });

@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
 
 use super::{View, device_call, expect_version, put, put_list, supported, version_word};
 use crate::code::Code;
-use crate::state;
+use crate::gate;
 
 /// The real library measures the bus for so long, per direction.
 const PCIE_WINDOW: Duration = Duration::from_millis(20);
@@ -23,6 +23,7 @@ const UNCORRECTED: nvmlMemoryErrorType_t = 1;
 const VOLATILE: nvmlEccCounterType_t = 0;
 const AGGREGATE: nvmlEccCounterType_t = 1;
 const LOCATION_DRAM: nvmlMemoryLocation_t = 2;
+const LOCATION_SRAM: nvmlMemoryLocation_t = 7;
 /// Locations are numbered below this.
 const LOCATION_END: nvmlMemoryLocation_t = 9;
 
@@ -81,8 +82,15 @@ device_call! {
         if location >= LOCATION_END {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // All errors are in the frame buffer.
-        put(count, view.long(if location == LOCATION_DRAM { total } else { 0 }))
+        let ecc = &view.gpu().totals.ecc;
+        let in_sram = if kind == UNCORRECTED { ecc.sram_uncorrected } else { ecc.sram_corrected };
+        // A MIG device has errors of its own, of which none happened.
+        put(count, match location {
+            _ if view.mig.is_some() => 0,
+            LOCATION_DRAM => view.long(total.saturating_sub(in_sram)),
+            LOCATION_SRAM => view.long(in_sram),
+            _ => 0,
+        })
     };
     nvmlDeviceGetDetailedEccErrors(
         kind: nvmlMemoryErrorType_t, counter: nvmlEccCounterType_t, counts: *mut nvmlEccErrorCounts_t,
@@ -95,17 +103,21 @@ device_call! {
     nvmlDeviceGetSramEccErrorStatus(status: *mut nvmlEccSramErrorStatus_t) |view| {
         expect_version(status, 1)?;
         supported(view.profile().ecc.sram_status)?;
-        let exceeded = view.gpu().totals.ecc.sram_threshold_exceeded;
+        let ecc = &view.gpu().totals.ecc;
+        let exceeded = ecc.sram_threshold_exceeded;
+        // Past the threshold there was at least one.
+        let uncorrected = ecc.sram_uncorrected.max(u64::from(exceeded));
+        let corrected = ecc.sram_corrected;
         put(status, nvmlEccSramErrorStatus_t {
             version: version_word::<nvmlEccSramErrorStatus_t>(1),
             aggregateUncParity: 0,
-            aggregateUncSecDed: u64::from(exceeded),
-            aggregateCor: 0,
+            aggregateUncSecDed: uncorrected,
+            aggregateCor: corrected,
             volatileUncParity: 0,
-            volatileUncSecDed: u64::from(exceeded),
-            volatileCor: 0,
+            volatileUncSecDed: uncorrected,
+            volatileCor: corrected,
             aggregateUncBucketL2: 0,
-            aggregateUncBucketSm: u64::from(exceeded),
+            aggregateUncBucketSm: uncorrected,
             aggregateUncBucketPcie: 0,
             aggregateUncBucketMcu: 0,
             aggregateUncBucketOther: 0,
@@ -187,7 +199,7 @@ unsafe extern "C" fn nvmlDeviceGetPcieThroughput(
     });
     if code == 0 {
         super::guard(|| {
-            state::sleep(PCIE_WINDOW);
+            gate::sleep(PCIE_WINDOW);
             Ok(())
         })
     } else {

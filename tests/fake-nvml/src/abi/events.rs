@@ -3,30 +3,47 @@
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::Duration;
 
-use nvml_wrapper_sys::bindings::{
-    nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeClock, nvmlEventTypeDoubleBitEccError, nvmlEventTypePState,
-    nvmlEventTypeSingleBitEccError, nvmlEventTypeXidCriticalError, nvmlReturn_t,
-};
+use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlEventSet_t, nvmlReturn_t};
 
-use super::{device_call, guard, put, system_call};
+use super::{View, device_call, guard, put, system_call};
 use crate::code::Code;
-use crate::control::Effect;
-use crate::state::{self, Event, EventSet, State};
-
-/// Event bit of an Xid.
-pub(crate) const XID: u64 = nvmlEventTypeXidCriticalError as u64;
-
-/// Bits these boards can be registered for.
-const SUPPORTED: u64 = XID
-    | nvmlEventTypeSingleBitEccError as u64
-    | nvmlEventTypeDoubleBitEccError as u64
-    | nvmlEventTypePState as u64
-    | nvmlEventTypeClock as u64;
+use crate::event::{Event, EventKind, EventSet};
+use crate::gate::{self, error_of};
+use crate::handle::Handle;
+use crate::state::{State, Target};
 
 /// Sets a client can hold: far above any use, so that a leak is noticed.
 const MOST_SETS: usize = 4096;
 /// No MIG instance.
 const NO_INSTANCE: u32 = u32::MAX;
+
+/// Bits this board can be registered for under this driver. Which driver brought the later ones is not documented;
+/// here the levels at which the header has them.
+fn supported_kinds(view: &View<'_>) -> u64 {
+    use EventKind as Kind;
+    let profile = view.profile();
+    let major = view.state.settings.driver.major();
+    let with = |known: bool, kinds: &[EventKind]| {
+        let bits = kinds.iter().fold(0, |bits, kind| bits | kind.bit());
+        if known { bits } else { 0 }
+    };
+    with(true, &[Kind::Xid, Kind::Pstate, Kind::Clock])
+        | with(profile.ecc.supported, &[Kind::SingleBitEcc, Kind::DoubleBitEcc])
+        | with(profile.mig, &[Kind::MigConfig])
+        | with(
+            profile.ecc.row_remapping && major >= 550,
+            &[
+                Kind::SingleBitEccStorm,
+                Kind::DramRetirement,
+                Kind::DramRetirementFailure,
+            ],
+        )
+        | with(
+            profile.ecc.sram_status && major >= 550,
+            &[Kind::NonFatalPoison, Kind::FatalPoison],
+        )
+        | with(major >= 570, &[Kind::GpuUnavailable, Kind::RecoveryAction])
+}
 
 fn token(set: nvmlEventSet_t) -> usize {
     set.addr()
@@ -60,9 +77,9 @@ extern "C" fn nvmlEventSetFree(set: nvmlEventSet_t) -> nvmlReturn_t {
 }
 
 device_call! {
-    nvmlDeviceGetSupportedEventTypes(kinds: *mut c_ulonglong) |view| put(kinds, SUPPORTED);
+    nvmlDeviceGetSupportedEventTypes(kinds: *mut c_ulonglong) |view| put(kinds, supported_kinds(view));
     nvmlDeviceRegisterEvents(kinds: c_ulonglong, set: nvmlEventSet_t) |view| {
-        if kinds & !SUPPORTED != 0 {
+        if kinds & !supported_kinds(view) != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
         let at = view.at;
@@ -73,19 +90,15 @@ device_call! {
 }
 
 /// Next event of the set; a set with a GPU that is lost says so once nothing is left in it.
-fn next(state: &mut State, set: usize) -> Result<Option<Event>, Code> {
+fn next(state: &mut State, set: usize, counted: bool) -> Result<Option<Event>, Code> {
     let events = state.event_sets.get_mut(&set).ok_or(Code::INVALID_ARGUMENT)?;
     if let Some(event) = events.queue.pop_front() {
         return Ok(Some(event));
     }
     let registered = events.registered.clone();
     for (at, _) in registered {
-        for effect in state.effects(Some(at), "nvmlEventSetWait_v2") {
-            match effect {
-                Effect::Lost => return Err(Code::GPU_IS_LOST),
-                Effect::Error(code) => return Err(Code(code)),
-                _ => {}
-            }
+        for effect in state.strike(Some(Target::gpu(at)), "nvmlEventSetWait_v2", counted) {
+            error_of(effect)?;
         }
     }
     Ok(None)
@@ -103,18 +116,26 @@ fn wait(
             return Err(Code::INVALID_ARGUMENT);
         }
         let timeout = Duration::from_millis(u64::from(timeout_ms));
-        let event = state::wait_for(timeout, |state| next(state, token(set)))?;
-        let instance = if with_instance { NO_INSTANCE } else { 0 };
+        let mut counted = true;
+        let (event, privileged) = gate::wait_for(timeout, |state| {
+            let event = next(state, token(set), std::mem::take(&mut counted))?;
+            Ok(event.map(|event| (event, state.control.privileged)))
+        })?;
+        let (gi, ci) = match event.instance {
+            _ if !with_instance => (0, 0),
+            Some(ids) if privileged => ids,
+            _ => (NO_INSTANCE, NO_INSTANCE),
+        };
         // SAFETY: not null; valid by NVML's contract.
         unsafe {
             put(
                 data,
                 nvmlEventData_t {
-                    device: state::handle(event.gpu),
+                    device: Handle::Gpu(event.gpu).pointer(),
                     eventType: event.kind,
                     eventData: event.data,
-                    gpuInstanceId: instance,
-                    computeInstanceId: instance,
+                    gpuInstanceId: gi,
+                    computeInstanceId: ci,
                 },
             )
         }

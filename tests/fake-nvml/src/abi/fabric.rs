@@ -9,9 +9,9 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::identity::numa_node;
-use super::{View, device_call, expect_version, put, put_list, version_of, version_word};
+use super::{View, device_call, expect_version, put, version_of, version_word};
 use crate::code::Code;
-use crate::state;
+use crate::handle::Handle;
 
 /// Every aspect of the mask says "false", that is: not degraded.
 const HEALTHY_MASK: u32 = 0b01_10_10_10_10;
@@ -81,6 +81,28 @@ fn ancestor(view: &View<'_>, other: usize) -> u32 {
     }
 }
 
+/// Where the GPU is in its rack.
+fn platform(view: &View<'_>) -> Result<nvmlPlatformInfo_v2_t, Code> {
+    let platform = view.profile().platform.as_ref().ok_or(Code::NOT_SUPPORTED)?;
+    let mut chassis = [0; 16];
+    // The last byte stays the NUL.
+    for (to, from) in chassis.iter_mut().take(15).zip(platform.chassis_serial.bytes()) {
+        *to = from;
+    }
+    let mut guid = [0; 16];
+    guid[8..].copy_from_slice(&crate::identity::splitmix64(u64::from(view.gpu().index)).to_be_bytes());
+    Ok(nvmlPlatformInfo_v2_t {
+        version: version_word::<nvmlPlatformInfo_v2_t>(2),
+        ibGuid: guid,
+        chassisSerialNumber: chassis,
+        slotNumber: platform.slot,
+        trayIndex: platform.tray,
+        hostId: platform.host,
+        peerType: platform.peer_type,
+        moduleId: view.gpu().index as u8 + 1,
+    })
+}
+
 device_call! {
     nvmlDeviceGetGpuFabricInfoV(info: *mut nvmlGpuFabricInfo_v3_t) |view| {
         let answer = fabric(view);
@@ -108,21 +130,24 @@ device_call! {
         })
     };
     nvmlDeviceGetTopologyCommonAncestor(other: nvmlDevice_t, level: *mut nvmlGpuTopologyLevel_t) |view| {
-        let other = view.state.index_of(other)?;
+        let other = view.state.gpu_at(other)?;
         put(level, ancestor(view, other))
     };
     nvmlDeviceGetTopologyNearestGpus(
         level: nvmlGpuTopologyLevel_t, count: *mut c_uint, devices: *mut nvmlDevice_t,
     ) |view| {
-        let near: Vec<nvmlDevice_t> = (0..view.state.gpus.len())
-            .filter(|other| *other != view.at && ancestor(view, *other) <= level)
-            .map(state::handle)
+        let near: Vec<nvmlDevice_t> = view
+            .state
+            .order
+            .iter()
+            .filter(|other| **other != view.at && ancestor(view, **other) <= level)
+            .map(|other| Handle::Gpu(*other).pointer())
             .collect();
-        put_list(devices, count, &near)
+        view.put_list(devices, count, &near)
     };
     nvmlDeviceGetP2PStatus(other: nvmlDevice_t, index: nvmlGpuP2PCapsIndex_t, status: *mut nvmlGpuP2PStatus_t)
         |view| {
-        view.state.index_of(other)?;
+        view.state.gpu_at(other)?;
         if index > 4 {
             return Err(Code::INVALID_ARGUMENT);
         }
@@ -132,17 +157,29 @@ device_call! {
             (false, _) => P2P_CHIPSET_NOT_SUPPORTED,
         })
     };
-    // No board modelled so far has a chassis to tell of, or a CPU at the other end of C2C links.
     nvmlDeviceGetPlatformInfo(info: *mut nvmlPlatformInfo_v2_t) |view| {
         expect_version(info, 2).or_else(|_| expect_version(info.cast::<nvmlPlatformInfo_v1_t>(), 1))?;
-        Err(Code::NOT_SUPPORTED)
+        let answer = platform(view)?;
+        if (*info).version == answer.version {
+            return put(info, answer);
+        }
+        put(info.cast(), nvmlPlatformInfo_v1_t {
+            version: version_word::<nvmlPlatformInfo_v1_t>(1),
+            ibGuid: answer.ibGuid,
+            rackGuid: answer.chassisSerialNumber,
+            chassisPhysicalSlotNumber: answer.slotNumber,
+            computeSlotIndex: answer.trayIndex,
+            nodeIndex: answer.hostId,
+            peerType: answer.peerType,
+            moduleId: answer.moduleId,
+        })
     };
     nvmlDeviceGetC2cModeInfoV(info: *mut nvmlC2cModeInfo_v1_t) |view| {
-        _ = info;
-        Err(Code::NOT_SUPPORTED)
+        super::supported(view.profile().c2c.is_some())?;
+        put(info, nvmlC2cModeInfo_v1_t { isC2cEnabled: 1 })
     };
     nvmlDeviceOnSameBoard(other: nvmlDevice_t, same: *mut std::ffi::c_int) |view| {
-        let other = view.state.index_of(other)?;
+        let other = view.state.gpu_at(other)?;
         put(same, i32::from(other == view.at))
     };
 }

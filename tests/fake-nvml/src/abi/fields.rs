@@ -9,47 +9,42 @@ use std::ffi::c_int;
 use nvml_wrapper_sys::bindings::{field_id, nvmlDevice_t, nvmlFieldValue_t, nvmlReturn_t, nvmlValue_t};
 
 use super::power::{milliwatts, violation_ns};
-use super::{View, errors, links};
+use super::{View, errors, link_fields};
 use crate::code::Code;
 use crate::control::Throttle;
 use crate::driver_level::canonical_field_id;
+use crate::profile::Virtualization;
 
-/// Scope of a link field that asks for the sum of all links.
-const ALL_LINKS: u32 = u32::MAX;
-const KIB: f64 = 1024.0;
-/// Raw NVLink traffic over payload: headers and CRC.
-const RAW_OVERHEAD: f64 = 1.125;
+/// Scopes of a power field.
+const GPU: u32 = 0;
+const MODULE: u32 = 1;
 
 /// A typed field value.
 #[derive(Debug, Clone, Copy)]
-enum Value {
+pub(crate) enum Value {
     Unsigned(u32),
     Long(u64),
+    /// Traffic or energy, which can be made to wrap.
+    Counter(u64),
     Signed(i32),
 }
 
-/// Bytes of all links as KiB of the links in `scope`. Traffic is spread evenly over all links, up or down, so that
-/// a link that goes down does not take bytes back from the others.
-fn link_kib(view: &View<'_>, scope: u32, bytes: f64) -> Result<Value, Code> {
-    let links = view.profile().nvlink_links();
-    if scope == ALL_LINKS && links > 0 {
-        return Ok(Value::Long((bytes / KIB) as u64));
+/// A power reading of the GPU or, where the board tells it, of the whole module.
+fn power(view: &View<'_>, scope: u32, watts: f64) -> Result<Value, Code> {
+    match scope {
+        GPU => Ok(Value::Unsigned(milliwatts(watts))),
+        MODULE => {
+            let watts = view.load().module_watts.ok_or(Code::NOT_SUPPORTED)?;
+            Ok(Value::Unsigned(milliwatts(watts)))
+        }
+        _ => Err(Code::NOT_SUPPORTED),
     }
-    links::link(view, scope)?;
-    Ok(Value::Long((bytes / KIB / f64::from(links)) as u64))
 }
 
-fn link_errors(view: &View<'_>, scope: u32, counter: u32) -> Result<Value, Code> {
-    links::errors(view, if scope == ALL_LINKS { 0 } else { scope }, counter).map(Value::Long)
-}
-
-/// A power reading of the GPU; module and memory power are not modelled yet.
-fn power(scope: u32, watts: f64) -> Result<Value, Code> {
-    if scope == 0 {
-        Ok(Value::Unsigned(milliwatts(watts)))
-    } else {
-        Err(Code::NOT_SUPPORTED)
-    }
+/// A power limit: limits are the GPU's.
+fn power_limit(scope: u32, watts: f64) -> Result<Value, Code> {
+    super::supported(scope == GPU)?;
+    Ok(Value::Unsigned(milliwatts(watts)))
 }
 
 fn remapped(view: &View<'_>, value: u32) -> Result<Value, Code> {
@@ -68,6 +63,15 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
     let (load, totals, integrals) = (view.load(), &view.gpu().totals, &view.gpu().integrals);
     let (profile, power_figures) = (view.profile(), &view.profile().power);
     let temperature = &profile.temperature;
+    // A guest is told of its ECC mode, and of nothing else of the board.
+    let of_ecc_mode = matches!(
+        id,
+        field_id::NVML_FI_DEV_ECC_CURRENT | field_id::NVML_FI_DEV_ECC_PENDING
+    );
+    super::supported(profile.virtualization != Virtualization::Vgpu || of_ecc_mode)?;
+    if let Some(value) = link_fields::read(view, id, scope) {
+        return value;
+    }
     match id {
         field_id::NVML_FI_DEV_ECC_CURRENT | field_id::NVML_FI_DEV_ECC_PENDING => {
             super::supported(profile.ecc.supported).map(|()| Value::Unsigned(1))
@@ -91,14 +95,6 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
             super::supported(profile.ecc.retired_pages)?;
             Ok(Value::Unsigned(u32::from(totals.retired.pending)))
         }
-        field_id::NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL => link_errors(view, ALL_LINKS, 2),
-        field_id::NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL => link_errors(view, ALL_LINKS, 3),
-        field_id::NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL => link_errors(view, ALL_LINKS, 0),
-        field_id::NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL => link_errors(view, ALL_LINKS, 1),
-        field_id::NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL => link_errors(view, ALL_LINKS, 4),
-        field_id::NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY => link_errors(view, scope, 0),
-        field_id::NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY => link_errors(view, scope, 1),
-        field_id::NVML_FI_DEV_NVLINK_ERROR_DL_CRC => link_errors(view, scope, 2),
         field_id::NVML_FI_DEV_PERF_POLICY_POWER..=field_id::NVML_FI_DEV_PERF_POLICY_RELIABILITY => {
             violation_ns(view, id - field_id::NVML_FI_DEV_PERF_POLICY_POWER).map(Value::Long)
         }
@@ -109,13 +105,7 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
             Ok(Value::Unsigned(load.memory_temperature.round().max(0.0) as u32))
         }
         field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | field_id::NVML_FI_DEV_ENERGY => {
-            Ok(Value::Long((integrals.energy_joules * 1000.0) as u64))
-        }
-        field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON => {
-            links::link(view, 0).map(|nvlink| Value::Unsigned(nvlink.speed_mbps))
-        }
-        field_id::NVML_FI_DEV_NVLINK_LINK_COUNT => {
-            links::link(view, 0).map(|nvlink| Value::Unsigned(nvlink.links))
+            Ok(Value::Counter((integrals.energy_joules * 1000.0) as u64))
         }
         field_id::NVML_FI_DEV_PCIE_REPLAY_COUNTER => Ok(Value::Unsigned(totals.pcie_replays as u32)),
         field_id::NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER
@@ -123,39 +113,20 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
         | field_id::NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS..=field_id::NVML_FI_DEV_PCIE_COUNT_LANE_ERROR => {
             Ok(Value::Unsigned(0))
         }
-        field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX => link_kib(view, scope, integrals.nvlink_tx_bytes),
-        field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX => link_kib(view, scope, integrals.nvlink_rx_bytes),
-        field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX => {
-            link_kib(view, scope, integrals.nvlink_tx_bytes * RAW_OVERHEAD)
-        }
-        field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX => {
-            link_kib(view, scope, integrals.nvlink_rx_bytes * RAW_OVERHEAD)
-        }
         field_id::NVML_FI_DEV_REMAPPED_COR => remapped(view, totals.remapped.correctable),
         field_id::NVML_FI_DEV_REMAPPED_UNC => remapped(view, totals.remapped.uncorrectable),
         field_id::NVML_FI_DEV_REMAPPED_PENDING => remapped(view, u32::from(totals.remapped.pending)),
         field_id::NVML_FI_DEV_REMAPPED_FAILURE => remapped(view, u32::from(totals.remapped.failure)),
-        field_id::NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT => {
-            links::link(view, 0).map(|nvlink| Value::Unsigned(if nvlink.switched { nvlink.links } else { 0 }))
-        }
-        field_id::NVML_FI_DEV_NVLINK_GET_SPEED => links::link(view, scope)
-            .map(|nvlink| Value::Unsigned(if load.link_up(scope) { nvlink.speed_mbps } else { 0 })),
-        field_id::NVML_FI_DEV_NVLINK_GET_STATE => {
-            links::link(view, scope).map(|_| Value::Unsigned(u32::from(load.link_up(scope))))
-        }
-        field_id::NVML_FI_DEV_NVLINK_GET_VERSION => {
-            links::link(view, scope).map(|nvlink| Value::Unsigned(nvlink.version))
-        }
         field_id::NVML_FI_DEV_POWER_AVERAGE => {
             super::supported(power_figures.average_supported)?;
-            power(scope, load.power_watts)
+            power(view, scope, load.power_watts)
         }
-        field_id::NVML_FI_DEV_POWER_INSTANT => power(scope, load.power_watts),
-        field_id::NVML_FI_DEV_POWER_MIN_LIMIT => power(scope, power_figures.min_limit_watts),
-        field_id::NVML_FI_DEV_POWER_MAX_LIMIT => power(scope, power_figures.max_limit_watts),
+        field_id::NVML_FI_DEV_POWER_INSTANT => power(view, scope, load.power_watts),
+        field_id::NVML_FI_DEV_POWER_MIN_LIMIT => power_limit(scope, power_figures.min_limit_watts),
+        field_id::NVML_FI_DEV_POWER_MAX_LIMIT => power_limit(scope, power_figures.max_limit_watts),
         field_id::NVML_FI_DEV_POWER_DEFAULT_LIMIT
         | field_id::NVML_FI_DEV_POWER_CURRENT_LIMIT
-        | field_id::NVML_FI_DEV_POWER_REQUESTED_LIMIT => power(scope, power_figures.limit_watts),
+        | field_id::NVML_FI_DEV_POWER_REQUESTED_LIMIT => power_limit(scope, power_figures.limit_watts),
         field_id::NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT => {
             margin(view, Some(temperature.shutdown_celsius), load.temperature)
         }
@@ -168,8 +139,8 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
         field_id::NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT => {
             margin(view, Some(temperature.gpu_max_celsius), load.temperature)
         }
-        field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES => Ok(Value::Long(integrals.pcie_tx_bytes as u64)),
-        field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES => Ok(Value::Long(integrals.pcie_rx_bytes as u64)),
+        field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES => Ok(Value::Counter(integrals.pcie_tx_bytes as u64)),
+        field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES => Ok(Value::Counter(integrals.pcie_rx_bytes as u64)),
         field_id::NVML_FI_DEV_RESET_STATUS | field_id::NVML_FI_DEV_DRAIN_AND_RESET_STATUS => {
             Ok(Value::Unsigned(0))
         }
@@ -210,6 +181,10 @@ fn answer(view: &View<'_>, entry: &mut nvmlFieldValue_t, latency_us: u64) {
         }
         Ok(Value::Long(value)) => {
             entry.value.ullVal = view.long(value);
+            (3, 0)
+        }
+        Ok(Value::Counter(value)) => {
+            entry.value.ullVal = view.long(view.counter(value));
             (3, 0)
         }
         Ok(Value::Signed(value)) => {

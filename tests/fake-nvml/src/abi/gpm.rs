@@ -10,10 +10,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpmSample_t, nvmlGpmSupport_t, nvmlReturn_t,
 };
 
-use super::{View, device_call, double, guard, put, supported, system_call, version_of};
+use super::{View, device_call, guard, put, supported, system_call, version_of};
 use crate::code::Code;
 use crate::gpu::Integrals;
-use crate::state::{Sample, State};
+use crate::state::{Sample, State, Target};
 
 /// Most metrics a client can ask for at once: the largest array of any published header.
 const MOST_METRICS: u32 = 333;
@@ -65,6 +65,35 @@ extern "C" fn nvmlGpmSampleFree(sample: nvmlGpmSample_t) -> nvmlReturn_t {
     })
 }
 
+/// Takes a sample of the GPU or of one of its instances.
+fn take(view: &mut View<'_>, gi: Option<u32>, sample: nvmlGpmSample_t) -> Result<(), Code> {
+    supported(view.profile().gpm)?;
+    let integrals = match gi {
+        None => view.gpu().integrals.clone(),
+        Some(gi) => {
+            view.gpu().layout.instance(gi).ok_or(Code::INVALID_ARGUMENT)?;
+            // Nothing runs where there is no compute instance.
+            view.gpu().load.instances.get(&gi).ok_or(Code::NO_DATA)?;
+            view.gpu().instances.get(&gi).cloned().unwrap_or_default()
+        }
+    };
+    let taken = Sample {
+        target: Target {
+            gpu: view.at,
+            mig: view.mig,
+        },
+        gi,
+        at_us: view.state.now_us,
+        integrals,
+    };
+    *view
+        .state
+        .samples
+        .get_mut(&token(sample))
+        .ok_or(Code::INVALID_ARGUMENT)? = Some(taken);
+    Ok(())
+}
+
 device_call! {
     nvmlGpmQueryDeviceSupport(support: *mut nvmlGpmSupport_t) |view| {
         if version_of(support)? != NVML_GPM_SUPPORT_VERSION {
@@ -73,15 +102,12 @@ device_call! {
         put(&raw mut (*support).isSupportedDevice, u32::from(view.profile().gpm))
     };
     nvmlGpmSampleGet(sample: nvmlGpmSample_t) |view| {
-        supported(view.profile().gpm)?;
-        let taken = Sample { gpu: view.at, at_us: view.state.now_us, integrals: view.gpu().integrals.clone() };
-        *view.state.samples.get_mut(&token(sample)).ok_or(Code::INVALID_ARGUMENT)? = Some(taken);
-        Ok(())
+        let gi = view.mig_device().map(|device| device.gi);
+        take(view, gi, sample)
     };
-    // MIG stays off in the profiles modelled so far.
     nvmlGpmMigSampleGet(instance: c_uint, sample: nvmlGpmSample_t) |view| {
-        _ = (instance, sample);
-        Err(Code::NOT_SUPPORTED)
+        supported(view.gpu().layout.enabled)?;
+        take(view, Some(instance), sample)
     };
     nvmlGpmQueryIfStreamingEnabled(enabled: *mut c_uint) |view| {
         supported(view.profile().gpm)?;
@@ -157,7 +183,7 @@ unsafe fn answer(view: &View<'_>, metrics: *mut nvmlGpmMetric_t, count: u32, fro
         asked.metricInfo.unit = unit.as_ptr().cast_mut();
         let value = metric(asked.metricId, &from.integrals, &to.integrals, links);
         (asked.nvmlReturn, asked.value) = match value {
-            Some(value) => (0, double(view.garbage, value)),
+            Some(value) => (0, view.double(value)),
             None if asked.metricId == 0 || asked.metricId >= METRIC_END => (Code::INVALID_ARGUMENT.0, 0.0),
             None => (Code::NOT_SUPPORTED.0, 0.0),
         };
@@ -189,8 +215,8 @@ unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut nvmlGpmMetricsGet_t) -> nvm
         "nvmlGpmMetricsGet",
         |state| {
             let (first, second) = (filled(state, first)?, filled(state, second)?);
-            if first.gpu == second.gpu {
-                Ok(first.gpu)
+            if (first.target.gpu, first.gi) == (second.target.gpu, second.gi) {
+                Ok(first.target)
             } else {
                 Err(Code::INVALID_ARGUMENT)
             }

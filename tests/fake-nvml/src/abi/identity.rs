@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings::{
-    nvmlBAR1Memory_t, nvmlBrandType_t, nvmlComputeMode_t, nvmlDevice_t, nvmlDeviceArchitecture_t,
-    nvmlDeviceAttributes_t, nvmlEnableState_t, nvmlGpuVirtualizationMode_t, nvmlPciInfo_t,
+    nvmlBAR1Memory_t, nvmlBrandType_t, nvmlComputeMode_t, nvmlDeviceArchitecture_t, nvmlEnableState_t,
+    nvmlGpuVirtualizationMode_t, nvmlPciInfo_t,
 };
 
 use super::{View, device_call, put, put_text, supported};
@@ -40,8 +40,12 @@ pub(crate) fn numa_node(view: &View<'_>, at: usize) -> u32 {
 }
 
 device_call! {
-    nvmlDeviceGetName(name: *mut c_char, length: c_uint) |view| put_text(name, length, &view.profile().name);
-    nvmlDeviceGetUUID(uuid: *mut c_char, length: c_uint) |view| put_text(uuid, length, &view.gpu().uuid);
+    nvmlDeviceGetName(name: *mut c_char, length: c_uint) |view| {
+        let name_of = view.mig_device().map_or(&view.profile().name, |device| &device.name);
+        put_text(name, length, name_of)
+    };
+    nvmlDeviceGetUUID(uuid: *mut c_char, length: c_uint) |view|
+        put_text(uuid, length, view.mig_device().map_or(&view.gpu().uuid, |device| &device.uuid));
     nvmlDeviceGetSerial(serial: *mut c_char, length: c_uint) |view|
         put_text(serial, length, &identity::serial(&view.state.settings.uuid_seed, view.gpu().index));
     nvmlDeviceGetVbiosVersion(version: *mut c_char, length: c_uint) |view|
@@ -52,7 +56,11 @@ device_call! {
         supported(view.profile().ecc.supported)?;
         put_text(version, length, "G520.0200.00.05")
     };
-    nvmlDeviceGetIndex(index: *mut c_uint) |view| put(index, view.gpu().index);
+    // A MIG device's index is the one among those of its GPU.
+    nvmlDeviceGetIndex(index: *mut c_uint) |view| {
+        let among_gpus = view.state.order.iter().position(|at| *at == view.at).map(|at| at as c_uint);
+        put(index, view.mig.or(among_gpus).ok_or(Code::INVALID_ARGUMENT)?)
+    };
     nvmlDeviceGetMinorNumber(minor: *mut c_uint) |view| put(minor, view.gpu().index);
     nvmlDeviceGetModuleId(module: *mut c_uint) |view| {
         supported(view.profile().fabric.is_some())?;
@@ -77,7 +85,8 @@ device_call! {
     nvmlDeviceGetDisplayMode(mode: *mut nvmlEnableState_t) |view| put(mode, 0);
     nvmlDeviceGetDisplayActive(active: *mut nvmlEnableState_t) |view| put(active, 0);
     nvmlDeviceGetComputeMode(mode: *mut nvmlComputeMode_t) |view| put(mode, 0);
-    nvmlDeviceGetVirtualizationMode(mode: *mut nvmlGpuVirtualizationMode_t) |view| put(mode, 0);
+    nvmlDeviceGetVirtualizationMode(mode: *mut nvmlGpuVirtualizationMode_t) |view|
+        put(mode, view.profile().virtualization as u32);
     nvmlDeviceGetGspFirmwareMode(enabled: *mut c_uint, default: *mut c_uint) |view| {
         let on = u32::from(view.profile().architecture.code() >= 6);
         put(enabled, on)?;
@@ -87,31 +96,11 @@ device_call! {
         // The header asks for a buffer of NVML_GSP_FIRMWARE_VERSION_BUF_SIZE (64) bytes.
         put_text(version, 64, &view.state.settings.driver.to_string());
     nvmlDeviceGetBAR1MemoryInfo(memory: *mut nvmlBAR1Memory_t) |view| {
-        let total = view.profile().bar1_total_mib << 20;
+        // A MIG device has its part of the aperture.
+        let slices = view.mig_device().map_or(8, |device| u64::from(device.profile.size));
+        let total = (view.profile().bar1_total_mib << 20) / 8 * slices;
         let used = 1 << 20;
         put(memory, nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - used, bar1Used: used })
-    };
-    nvmlDeviceGetMigMode(current: *mut c_uint, pending: *mut c_uint) |view| {
-        supported(view.profile().mig)?;
-        put(current, 0)?;
-        put(pending, 0)
-    };
-    nvmlDeviceGetMaxMigDeviceCount(count: *mut c_uint) |view| put(count, 0);
-    nvmlDeviceGetMigDeviceHandleByIndex(index: c_uint, mig: *mut nvmlDevice_t) |view| {
-        supported(view.profile().mig)?;
-        _ = (index, mig);
-        Err(Code::NOT_FOUND)
-    };
-    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(parent: *mut nvmlDevice_t) |view| {
-        _ = parent;
-        Err(Code::INVALID_ARGUMENT)
-    };
-    nvmlDeviceIsMigDeviceHandle(is_mig: *mut c_uint) |view| put(is_mig, 0);
-    nvmlDeviceGetGpuInstanceId(id: *mut c_uint) |view| { _ = id; Err(Code::NOT_SUPPORTED) };
-    nvmlDeviceGetComputeInstanceId(id: *mut c_uint) |view| { _ = id; Err(Code::NOT_SUPPORTED) };
-    nvmlDeviceGetAttributes_v2(attributes: *mut nvmlDeviceAttributes_t) |view| {
-        _ = attributes;
-        Err(Code::NOT_SUPPORTED)
     };
     nvmlDeviceGetLastBBXFlushTime(time: *mut c_ulonglong, duration: *mut std::ffi::c_ulong) |view| {
         _ = (time, duration);

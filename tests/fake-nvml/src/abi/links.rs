@@ -9,6 +9,7 @@ use nvml_wrapper_sys::bindings::{
 
 use super::{View, device_call, put};
 use crate::code::Code;
+use crate::identity;
 use crate::profile::Nvlink;
 
 /// A link of the board, or what is wrong with the question.
@@ -36,15 +37,23 @@ pub(crate) fn errors(view: &View<'_>, number: u32, counter: nvmlNvLinkErrorCount
     Ok(if number == 0 { total } else { 0 })
 }
 
-/// PCI place of the switch that a link ends on: four switches behind one bridge.
-fn switch(number: u32) -> nvmlPciInfo_t {
-    let text = format!("00000000:{:02X}:00.0", 0x05 + number % 4);
+/// PCI place of what a link ends on: one of four switches behind a bridge, or another GPU of the node.
+fn remote(view: &View<'_>, number: u32) -> Result<nvmlPciInfo_t, Code> {
+    let (bus, device_id) = if link(view, number)?.switched {
+        (0x05 + number % 4, 0x22A3_10DE)
+    } else {
+        (
+            identity::pci_bus(peer(view, number)?),
+            view.profile().pci_device_id,
+        )
+    };
+    let text = format!("00000000:{bus:02X}:00.0");
     let mut info = nvmlPciInfo_t {
         busIdLegacy: [0; 16],
         domain: 0,
-        bus: 0x05 + number % 4,
+        bus,
         device: 0,
-        pciDeviceId: 0x22A3_10DE,
+        pciDeviceId: device_id,
         pciSubSystemId: 0,
         busId: [0; 32],
     };
@@ -54,7 +63,20 @@ fn switch(number: u32) -> nvmlPciInfo_t {
     for (to, from) in info.busIdLegacy.iter_mut().zip(text.bytes().skip(4)) {
         *to = from as std::ffi::c_char;
     }
-    info
+    Ok(info)
+}
+
+/// The GPU at the other end of a link without switches: the others in turn.
+fn peer(view: &View<'_>, number: u32) -> Result<u32, Code> {
+    let others: Vec<u32> = view
+        .state
+        .gpus
+        .iter()
+        .map(|gpu| gpu.index)
+        .filter(|index| *index != view.gpu().index)
+        .collect();
+    let nth = number as usize % others.len().max(1);
+    others.get(nth).copied().ok_or(Code::NOT_SUPPORTED)
 }
 
 device_call! {
@@ -77,10 +99,6 @@ device_call! {
         |view| put(count, view.long(errors(view, number, counter)?));
     nvmlDeviceGetNvLinkRemoteDeviceType(number: c_uint, kind: *mut nvmlIntNvLinkDeviceType_t) |view|
         put(kind, if link(view, number)?.switched { 2 } else { 0 });
-    nvmlDeviceGetNvLinkRemotePciInfo_v2(number: c_uint, pci: *mut nvmlPciInfo_t) |view| {
-        if !link(view, number)?.switched {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        put(pci, switch(number))
-    };
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(number: c_uint, pci: *mut nvmlPciInfo_t) |view|
+        put(pci, remote(view, number)?);
 }

@@ -13,10 +13,13 @@ pub(crate) mod fabric;
 pub(crate) mod fields;
 pub(crate) mod gpm;
 pub(crate) mod identity;
+pub(crate) mod link_fields;
 pub(crate) mod links;
+pub(crate) mod mig;
 pub(crate) mod power;
 pub(crate) mod processes;
 pub(crate) mod system;
+pub(crate) mod system_events;
 pub(crate) mod utilization;
 
 use std::ffi::{c_char, c_uint};
@@ -27,21 +30,31 @@ use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
 use crate::code::Code;
 use crate::control::Garbage;
+use crate::gate;
 use crate::gpu::Gpu;
 use crate::load::Load;
+use crate::mig::Device;
 use crate::profile::Profile;
-use crate::state::{self, State};
+use crate::state::{State, Struck, Target};
 
 /// A percentage no GPU has (nvtop#110 saw 129).
 const IMPOSSIBLE_PERCENT: u32 = 129;
 /// A number no GPU has: four ASCII zeros read as an integer, the "808 million" of DCGM#199.
 const IMPOSSIBLE_NUMBER: u32 = 0x3030_3030;
 
+/// The blanks of DCGM, which reach clients where a tool passes them on.
+const BLANK_INT: u32 = 0x7fff_fff0;
+const BLANK_LONG: u64 = 0x7fff_ffff_ffff_fff0;
+const BLANK_DOUBLE: f64 = 140_737_488_355_328.0;
+
 /// What the body of a device call sees.
 pub(crate) struct View<'a> {
     pub(crate) state: &'a mut State,
+    /// The GPU, or the one that the MIG device is on.
     pub(crate) at: usize,
-    garbage: Option<Garbage>,
+    /// MIG index, where the call came through a MIG device's handle.
+    pub(crate) mig: Option<u32>,
+    struck: Struck,
 }
 
 impl View<'_> {
@@ -53,51 +66,105 @@ impl View<'_> {
         &self.gpu().load
     }
 
+    /// The MIG device that the call is about, if it is about one.
+    pub(crate) fn mig_device(&self) -> Option<&Device> {
+        self.mig.and_then(|index| self.gpu().mig_device(index))
+    }
+
     pub(crate) fn profile(&self) -> &Profile {
         &self.state.settings.profile
     }
 
     /// A share as a whole percentage.
     pub(crate) fn percent(&self, share: f64) -> u32 {
-        match self.garbage {
+        match self.struck.garbage {
             None => (share * 100.0).round() as u32,
             Some(Garbage::OutOfRange) => IMPOSSIBLE_PERCENT,
             Some(Garbage::Sentinel) => u32::MAX,
+            Some(Garbage::Blank) => BLANK_INT,
         }
     }
 
     pub(crate) fn int(&self, value: u32) -> u32 {
-        match self.garbage {
+        match self.struck.garbage {
             None => value,
             Some(Garbage::OutOfRange) => IMPOSSIBLE_NUMBER,
             Some(Garbage::Sentinel) => u32::MAX,
+            Some(Garbage::Blank) => BLANK_INT,
         }
     }
 
     pub(crate) fn long(&self, value: u64) -> u64 {
-        match self.garbage {
+        match self.struck.garbage {
             None => value,
             Some(Garbage::OutOfRange) => 1 << 60,
             Some(Garbage::Sentinel) => u64::MAX,
+            Some(Garbage::Blank) => BLANK_LONG,
         }
     }
 
-    /// Used frame buffer, or the time in its place.
-    pub(crate) fn memory_used(&self) -> u64 {
+    /// A floating-point reading.
+    pub(crate) fn double(&self, value: f64) -> f64 {
+        match self.struck.garbage {
+            None => value,
+            Some(Garbage::OutOfRange) => f64::from(IMPOSSIBLE_PERCENT),
+            Some(Garbage::Sentinel) => f64::NAN,
+            Some(Garbage::Blank) => BLANK_DOUBLE,
+        }
+    }
+
+    /// A traffic or energy counter, which may be made to wrap.
+    pub(crate) fn counter(&self, value: u64) -> u64 {
+        let misbehaves = self.gpu().control.counters.as_ref();
+        misbehaves.map_or(value, |counters| counters.shown(value))
+    }
+
+    /// Two-phase sizing as [`put_list`], over which a fault can make the list grow.
+    ///
+    /// # Safety
+    /// As [`put_list`].
+    pub(crate) unsafe fn put_list<T: Copy>(
+        &self,
+        array: *mut T,
+        count: *mut c_uint,
+        items: &[T],
+    ) -> Result<(), Code> {
+        if self.struck.growth > 0 && !array.is_null() && !count.is_null() {
+            let grown = items.len() as c_uint + self.struck.growth;
+            // SAFETY: not null; validity is the caller's promise.
+            unsafe {
+                if count.read() < grown {
+                    count.write(grown);
+                    return Err(Code::INSUFFICIENT_SIZE);
+                }
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { put_list(array, count, items) }
+    }
+
+    /// Total, reserved and used frame buffer of the GPU or the MIG device, or the time in place of the used part.
+    pub(crate) fn memory(&self) -> (u64, u64, u64) {
+        let (total, reserved, used) = match self.mig_device() {
+            Some(device) => {
+                let used = self.load().mig_memory_used.get(&device.gi).copied().unwrap_or(0);
+                (device.profile.memory_mib << 20, 0, used)
+            }
+            None => {
+                let profile = self.profile();
+                (
+                    profile.memory_total_bytes(),
+                    profile.memory_reserved_bytes(),
+                    self.load().memory_used,
+                )
+            }
+        };
         if self.load().time_in_memory {
-            crate::memory_time::encode(self.state.now_us / 1000, self.profile().memory_usable_bytes())
+            let told = crate::memory_time::encode(self.state.now_us / 1000, total - reserved);
+            (total, reserved, told)
         } else {
-            self.load().memory_used
+            (total, reserved, used)
         }
-    }
-}
-
-/// A floating-point reading under `garbage`.
-pub(crate) fn double(garbage: Option<Garbage>, value: f64) -> f64 {
-    match garbage {
-        None => value,
-        Some(Garbage::OutOfRange) => f64::from(IMPOSSIBLE_PERCENT),
-        Some(Garbage::Sentinel) => f64::NAN,
     }
 }
 
@@ -117,7 +184,7 @@ pub(crate) fn guard(call: impl FnOnce() -> Result<(), Code>) -> nvmlReturn_t {
 
 /// Burns what is left of the cost of call `name`: by spinning, because the real library computes.
 fn burn(name: &str, started: Instant) {
-    let cost = state::cost(name);
+    let cost = gate::cost(name);
     while started.elapsed() < cost {
         std::hint::spin_loop();
     }
@@ -129,23 +196,28 @@ pub(crate) fn about_device(
     device: nvmlDevice_t,
     body: impl FnOnce(&mut View<'_>) -> Result<(), Code>,
 ) -> nvmlReturn_t {
-    call_about(name, |state| state.index_of(device), body)
+    call_about(name, |state| state.target(device), body)
 }
 
-/// A call about the GPU that `find` yields.
+/// A call about the device that `find` yields.
 pub(crate) fn call_about(
     name: &str,
-    find: impl Fn(&State) -> Result<usize, Code>,
+    find: impl Fn(&State) -> Result<Target, Code>,
     body: impl FnOnce(&mut View<'_>) -> Result<(), Code>,
 ) -> nvmlReturn_t {
     guard(|| {
         let started = Instant::now();
-        let outcome = state::call(
+        let outcome = gate::call(
             name,
             |state| find(state).map(Some),
-            |state, at, garbage| {
-                let at = at.ok_or(Code::INVALID_ARGUMENT)?;
-                body(&mut View { state, at, garbage })
+            |state, target, struck| {
+                let Target { gpu, mig } = target.ok_or(Code::INVALID_ARGUMENT)?;
+                body(&mut View {
+                    state,
+                    at: gpu,
+                    mig,
+                    struck,
+                })
             },
         );
         burn(name, started);
@@ -157,7 +229,7 @@ pub(crate) fn call_about(
 pub(crate) fn system_call(name: &str, body: impl FnOnce(&mut State) -> Result<(), Code>) -> nvmlReturn_t {
     guard(|| {
         let started = Instant::now();
-        let outcome = state::call(name, |_| Ok(None), |state, _, _| body(state));
+        let outcome = gate::call(name, |_| Ok(None), |state, _, _| body(state));
         burn(name, started);
         outcome
     })

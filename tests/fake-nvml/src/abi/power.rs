@@ -87,7 +87,7 @@ device_call! {
     };
     nvmlDeviceGetPowerManagementMode(mode: *mut nvmlEnableState_t) |view| put(mode, 1);
     nvmlDeviceGetTotalEnergyConsumption(energy: *mut c_ulonglong) |view|
-        put(energy, view.long((view.gpu().integrals.energy_joules * 1000.0) as u64));
+        put(energy, view.long(view.counter((view.gpu().integrals.energy_joules * 1000.0) as u64)));
     nvmlDeviceGetTemperature(sensor: nvmlTemperatureSensors_t, temperature: *mut c_uint) |view| {
         if sensor != 0 {
             return Err(Code::INVALID_ARGUMENT);

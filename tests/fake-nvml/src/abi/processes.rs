@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_t,
 };
 
-use super::{View, device_call, expect_version, put, put_list, supported};
+use super::{View, device_call, expect_version, put, supported};
 use crate::accounting::BUFFER;
 use crate::code::Code;
 use crate::gpu::HISTORY_US;
@@ -26,7 +26,8 @@ const NO_INSTANCE: u32 = u32::MAX;
 /// Memory that the driver cannot tell.
 const UNKNOWN_MEMORY: u64 = u64::MAX;
 
-fn info(view: &View<'_>, process: &Process) -> nvmlProcessInfo_t {
+fn info(view: &View<'_>, process: &Process, ids: Option<(u32, u32)>) -> nvmlProcessInfo_t {
+    let (gi, ci) = ids.unwrap_or((NO_INSTANCE, NO_INSTANCE));
     nvmlProcessInfo_t {
         pid: process.listed_pid.unwrap_or(process.pid),
         usedGpuMemory: if process.memory_unknown {
@@ -34,18 +35,23 @@ fn info(view: &View<'_>, process: &Process) -> nvmlProcessInfo_t {
         } else {
             view.long(process.memory_bytes)
         },
-        gpuInstanceId: NO_INSTANCE,
-        computeInstanceId: NO_INSTANCE,
+        gpuInstanceId: gi,
+        computeInstanceId: ci,
     }
 }
 
-fn running(view: &View<'_>, kind: ProcessKind) -> Vec<nvmlProcessInfo_t> {
-    view.load()
-        .processes
-        .iter()
-        .filter(|process| process.kind == kind)
-        .map(|process| info(view, process))
-        .collect()
+/// Processes of a MIG device, or of the whole GPU: with MIG on, those of all devices are for administrators.
+fn running(view: &View<'_>, kind: ProcessKind) -> Result<Vec<nvmlProcessInfo_t>, Code> {
+    let device = view.mig_device().map(|device| (device.gi, device.ci));
+    if device.is_none() && view.gpu().layout.enabled && !view.state.control.privileged {
+        return Err(Code::NO_PERMISSION);
+    }
+    Ok(view
+        .load()
+        .all_processes()
+        .filter(|(process, ids)| process.kind == kind && (device.is_none() || *ids == device))
+        .map(|(process, ids)| info(view, process, ids))
+        .collect())
 }
 
 /// Newest visible sample of each process after `after_us`, with its time.
@@ -83,7 +89,7 @@ fn samples(view: &View<'_>, after_us: u64) -> Vec<(u64, Process)> {
 /// Fills an array with what `samples` found, or says that there is nothing newer.
 ///
 /// # Safety
-/// As [`put_list`].
+/// As [`super::put_list`].
 unsafe fn put_samples<T: Copy>(
     view: &View<'_>,
     array: *mut T,
@@ -102,7 +108,7 @@ unsafe fn put_samples<T: Copy>(
             put(count, 0)?;
             return Err(Code::NOT_FOUND);
         }
-        put_list(array, count, samples)
+        view.put_list(array, count, samples)
     }
 }
 
@@ -133,23 +139,23 @@ fn account_of(view: &View<'_>, pid: u32) -> Result<nvmlAccountingStats_t, Code> 
 
 device_call! {
     nvmlDeviceGetComputeRunningProcesses_v3(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
-        put_list(infos, count, &running(view, ProcessKind::Compute));
+        view.put_list(infos, count, &running(view, ProcessKind::Compute)?);
     nvmlDeviceGetGraphicsRunningProcesses_v3(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
-        put_list(infos, count, &running(view, ProcessKind::Graphics));
+        view.put_list(infos, count, &running(view, ProcessKind::Graphics)?);
     nvmlDeviceGetMPSComputeRunningProcesses_v3(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
-        put_list(infos, count, &running(view, ProcessKind::Mps));
+        view.put_list(infos, count, &running(view, ProcessKind::Mps)?);
     nvmlDeviceGetComputeRunningProcesses_v2(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
-        put_list(infos, count, &running(view, ProcessKind::Compute));
+        view.put_list(infos, count, &running(view, ProcessKind::Compute)?);
     nvmlDeviceGetGraphicsRunningProcesses_v2(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
-        put_list(infos, count, &running(view, ProcessKind::Graphics));
+        view.put_list(infos, count, &running(view, ProcessKind::Graphics)?);
     nvmlDeviceGetMPSComputeRunningProcesses_v2(count: *mut c_uint, infos: *mut nvmlProcessInfo_t) |view|
-        put_list(infos, count, &running(view, ProcessKind::Mps));
+        view.put_list(infos, count, &running(view, ProcessKind::Mps)?);
     nvmlDeviceGetComputeRunningProcesses(count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t) |view| {
-        let infos_v1: Vec<nvmlProcessInfo_v1_t> = running(view, ProcessKind::Compute)
+        let infos_v1: Vec<nvmlProcessInfo_v1_t> = running(view, ProcessKind::Compute)?
             .iter()
             .map(|info| nvmlProcessInfo_v1_t { pid: info.pid, usedGpuMemory: info.usedGpuMemory })
             .collect();
-        put_list(infos, count, &infos_v1)
+        view.put_list(infos, count, &infos_v1)
     };
     nvmlDeviceGetProcessUtilization(
         utilization: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, after_us: c_ulonglong,
@@ -190,7 +196,7 @@ device_call! {
     nvmlDeviceGetAccountingPids(count: *mut c_uint, pids: *mut c_uint) |view| {
         supported(view.gpu().control.accounting)?;
         let known: Vec<c_uint> = view.gpu().accounts.0.keys().copied().collect();
-        put_list(pids, count, &known)
+        view.put_list(pids, count, &known)
     };
     nvmlDeviceGetAccountingStats(pid: c_uint, stats: *mut nvmlAccountingStats_t) |view|
         put(stats, account_of(view, pid)?);

@@ -4,29 +4,31 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use super::{guard, put, put_text, system_call};
+use super::{View, guard, put, put_text, system_call};
 use crate::code::Code;
+use crate::gate;
+use crate::handle::Handle;
 use crate::identity;
-use crate::state::{self, State};
+use crate::state::{State, Target};
 
 /// Flags of `nvmlInitWithFlags` that exist: no GPUs needed, do not attach.
 const KNOWN_INIT_FLAGS: c_uint = 0b11;
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> nvmlReturn_t {
-    guard(state::init)
+    guard(gate::init)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> nvmlReturn_t {
-    guard(state::init)
+    guard(gate::init)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(flags: c_uint) -> nvmlReturn_t {
     guard(|| {
         if flags & !KNOWN_INIT_FLAGS == 0 {
-            state::init()
+            gate::init()
         } else {
             Err(Code::INVALID_ARGUMENT)
         }
@@ -35,7 +37,7 @@ extern "C" fn nvmlInitWithFlags(flags: c_uint) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> nvmlReturn_t {
-    guard(state::shutdown)
+    guard(gate::shutdown)
 }
 
 #[unsafe(no_mangle)]
@@ -93,7 +95,7 @@ unsafe extern "C" fn nvmlSystemGetProcessName(
 unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> nvmlReturn_t {
     system_call("nvmlDeviceGetCount_v2", |state| {
         // SAFETY: a non-null pointer is valid by NVML's contract.
-        unsafe { put(count, state.gpus.len() as c_uint) }
+        unsafe { put(count, state.order.len() as c_uint) }
     })
 }
 
@@ -103,26 +105,33 @@ unsafe extern "C" fn nvmlDeviceGetCount(count: *mut c_uint) -> nvmlReturn_t {
     unsafe { nvmlDeviceGetCount_v2(count) }
 }
 
+/// Handle of what the call found; a MIG device's is given out by that.
+fn handle(view: &mut View<'_>) -> Result<Handle, Code> {
+    match view.mig {
+        Some(index) => view.state.give_mig(view.at, index),
+        None => Ok(Handle::Gpu(view.at)),
+    }
+}
+
 /// Answers a handle; a lost GPU has none, as with the real library.
 fn give_handle(
     name: &str,
     device: *mut nvmlDevice_t,
-    find: impl Fn(&State) -> Result<usize, Code>,
+    find: impl Fn(&State) -> Result<Target, Code>,
 ) -> nvmlReturn_t {
     super::call_about(name, find, |view| {
         // SAFETY: a non-null pointer is valid by NVML's contract.
-        unsafe { put(device, state::handle(view.at)) }
+        unsafe { put(device, handle(view)?.pointer()) }
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) -> nvmlReturn_t {
     give_handle("nvmlDeviceGetHandleByIndex_v2", device, |state| {
-        if (index as usize) < state.gpus.len() {
-            Ok(index as usize)
-        } else {
-            Err(Code::INVALID_ARGUMENT)
-        }
+        state
+            .by_index(index)
+            .map(Target::gpu)
+            .ok_or(Code::INVALID_ARGUMENT)
     })
 }
 
@@ -130,6 +139,12 @@ unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut n
 unsafe extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, device: *mut nvmlDevice_t) -> nvmlReturn_t {
     // SAFETY: same contract.
     unsafe { nvmlDeviceGetHandleByIndex_v2(index, device) }
+}
+
+/// The visible GPU that fits.
+fn find(state: &State, fits: impl Fn(u32) -> bool) -> Result<Target, Code> {
+    let found = state.order.iter().find(|at| fits(state.gpus[**at].index));
+    found.map(|at| Target::gpu(*at)).ok_or(Code::NOT_FOUND)
 }
 
 /// Text that a client passed.
@@ -153,11 +168,18 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
     let uuid = unsafe { client_text(uuid) };
     give_handle("nvmlDeviceGetHandleByUUID", device, |state| {
         let uuid = uuid.ok_or(Code::INVALID_ARGUMENT)?;
-        state
-            .gpus
-            .iter()
-            .position(|gpu| gpu.uuid == uuid)
-            .ok_or(Code::NOT_FOUND)
+        let known = state.order.iter().find_map(|at| {
+            let gpu = &state.gpus[*at];
+            if gpu.uuid == uuid {
+                return Some(Target::gpu(*at));
+            }
+            let device = gpu.layout.devices.iter().find(|device| device.uuid == uuid)?;
+            Some(Target {
+                gpu: *at,
+                mig: Some(device.index),
+            })
+        });
+        known.ok_or(Code::NOT_FOUND)
     })
 }
 
@@ -172,11 +194,7 @@ unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
         let asked = bus_id.ok_or(Code::INVALID_ARGUMENT)?;
         // Both the eight-digit and the four-digit domain are accepted, in either case.
         let matches = |long: &str| long.eq_ignore_ascii_case(asked) || long[4..].eq_ignore_ascii_case(asked);
-        state
-            .gpus
-            .iter()
-            .position(|gpu| matches(&identity::pci_bus_id(gpu.index)))
-            .ok_or(Code::NOT_FOUND)
+        find(state, |index| matches(&identity::pci_bus_id(index)))
     })
 }
 
@@ -190,10 +208,6 @@ unsafe extern "C" fn nvmlDeviceGetHandleBySerial(
     give_handle("nvmlDeviceGetHandleBySerial", device, |state| {
         let asked = serial.ok_or(Code::INVALID_ARGUMENT)?;
         let seed = &state.settings.uuid_seed;
-        state
-            .gpus
-            .iter()
-            .position(|gpu| identity::serial(seed, gpu.index) == asked)
-            .ok_or(Code::NOT_FOUND)
+        find(state, |index| identity::serial(seed, index) == asked)
     })
 }

@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlValueType_t,
 };
 
-use super::{View, device_call, expect_version, put, version_word};
+use super::{View, device_call, expect_version, put, supported, version_word};
 use crate::code::Code;
 use crate::gpu::HISTORY_US;
 
@@ -18,6 +18,10 @@ const CODEC_PERIOD_US: u32 = 167_000;
 const RING: u64 = 120;
 /// Time between two samples of a ring: 1/6 s.
 const RING_PERIOD_US: u64 = HISTORY_US / RING;
+
+/// Highest kinds of samples: power of the module, JPEG, optical flow.
+const MODULE_POWER_SAMPLES: nvmlSamplingType_t = 7;
+const OFA_SAMPLES: nvmlSamplingType_t = 9;
 
 const VALUE_UNSIGNED_INT: nvmlValueType_t = 1;
 
@@ -31,6 +35,8 @@ fn ring_value(view: &View<'_>, kind: nvmlSamplingType_t, at_us: u64) -> Option<u
         4 => view.percent(load.decoder),
         5 => view.int(load.sm_clock),
         6 => view.int(load.memory_clock),
+        MODULE_POWER_SAMPLES => view.int((load.module_watts? * 1000.0) as u32),
+        8 | 9 => view.percent(0.0),
         _ => return None,
     })
 }
@@ -65,8 +71,7 @@ device_call! {
     };
     nvmlDeviceGetMemoryInfo_v2(memory: *mut nvmlMemory_v2_t) |view| {
         expect_version(memory, 2)?;
-        let (total, reserved) = (view.profile().memory_total_bytes(), view.profile().memory_reserved_bytes());
-        let used = view.memory_used();
+        let (total, reserved, used) = view.memory();
         put(memory, nvmlMemory_v2_t {
             version: version_word::<nvmlMemory_v2_t>(2),
             total,
@@ -77,8 +82,8 @@ device_call! {
     };
     // The first version counts the reserved part as used.
     nvmlDeviceGetMemoryInfo(memory: *mut nvmlMemory_t) |view| {
-        let total = view.profile().memory_total_bytes();
-        let used = view.memory_used() + view.profile().memory_reserved_bytes();
+        let (total, reserved, used) = view.memory();
+        let used = used + reserved;
         put(memory, nvmlMemory_t { total, free: total - used, used: view.long(used) })
     };
     nvmlDeviceGetSamples(
@@ -91,11 +96,12 @@ device_call! {
         if count.is_null() || value_type.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        match kind {
-            0..=6 => {}
-            7..=9 => return Err(Code::NOT_SUPPORTED),
-            _ => return Err(Code::INVALID_ARGUMENT),
+        if kind > OFA_SAMPLES {
+            return Err(Code::INVALID_ARGUMENT);
         }
+        let of_utilization = matches!(kind, 1..=4 | 8..=9);
+        supported(!(of_utilization && view.gpu().layout.enabled))?;
+        supported(kind != MODULE_POWER_SAMPLES || view.profile().power.module_load_watts.is_some())?;
         put(value_type, VALUE_UNSIGNED_INT)?;
         if samples.is_null() {
             // Sizing: the length of the ring, whatever it holds.

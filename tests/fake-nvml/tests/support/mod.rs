@@ -69,8 +69,12 @@ impl Fake {
     }
 
     pub(crate) fn t4() -> Self {
+        Self::profile("t4")
+    }
+
+    pub(crate) fn profile(name: &str) -> Self {
         Self::new(Settings {
-            profile: Some("t4".into()),
+            profile: Some(name.into()),
             ..Settings::default()
         })
     }
