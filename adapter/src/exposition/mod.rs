@@ -69,6 +69,19 @@ pub struct ParseError {
     pub cause: String,
 }
 
+/// Longest cause, in characters: it is logged and told to clients, whatever a target writes.
+const LONGEST_CAUSE: usize = 200;
+
+impl ParseError {
+    fn new(line: usize, mut cause: String) -> Self {
+        if let Some((cut, _)) = cause.char_indices().nth(LONGEST_CAUSE) {
+            cause.truncate(cut);
+            cause.push('…');
+        }
+        Self { line, cause }
+    }
+}
+
 /// A text format that a target may answer in.
 pub trait Exposition: Send + Sync {
     /// Hands out every sample of a body, in order.

@@ -64,10 +64,7 @@ impl Exposition for OpenMetrics {
                 })
             };
             if let Err(cause) = outcome {
-                return Err(ParseError {
-                    line: parsed.lines,
-                    cause,
-                });
+                return Err(ParseError::new(parsed.lines, cause));
             }
         }
         if ended {

@@ -112,6 +112,25 @@ fn text_names_the_bad_line_and_rejects_the_body() {
 }
 
 #[test]
+fn a_complaint_is_short_whatever_the_line_holds() {
+    let long = "x".repeat(1 << 20);
+    for body in [
+        format!("{long}\n"),
+        format!("a {long}\n"),
+        format!("a{{{long}\n"),
+        format!("a{{{long}=\"1\",{long}=\"2\"}} 1\n"),
+        format!("a 1 {long}\n"),
+        format!("# TYPE {long} {long}\n"),
+        format!("a {}\n", "é".repeat(1000)),
+    ] {
+        for error in [text(&body).unwrap_err(), open(&body).unwrap_err()] {
+            assert!(error.to_string().chars().count() < 300, "{}", error.line);
+            assert_eq!(error.line, 1);
+        }
+    }
+}
+
+#[test]
 fn openmetrics_is_read_with_exemplars_and_seconds() {
     let body = "# TYPE r counter\n# HELP r Requests.\n# UNIT r\n".replace("# UNIT r\n", "")
         + "r_total{a=\"b\"} 17 1520879607.789 # {trace_id=\"abc\"} 0.5 1520879607.1\nr_created{a=\"b\"} 1\n\

@@ -43,10 +43,7 @@ impl Exposition for PrometheusText {
                 }),
             };
             if let Err(cause) = outcome {
-                return Err(ParseError {
-                    line: parsed.lines,
-                    cause,
-                });
+                return Err(ParseError::new(parsed.lines, cause));
             }
         }
         if from < body.len() {
