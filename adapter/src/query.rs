@@ -3,8 +3,9 @@
 //! Purpose: everything an HPA may ask, answered from one immutable [`State`].
 //! Inputs: the state, the question, the time.
 //! Invariants: a value older than its limit is never returned; the fresh part of the matching pods is, because
-//! an HPA knows what to do about missing ones; where nothing is left the refusal names metric, selector, age and
-//! cause. A timestamp is never later than the reading.
+//! an HPA knows what to do about missing ones; readiness that nobody has confirmed for a minute is not believed;
+//! where nothing is left the refusal names metric, selector, age and cause. A timestamp is never later than the
+//! reading.
 
 mod external;
 mod gap;
@@ -14,15 +15,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 pub use external::external;
-use gap::{Gap, usable};
+use gap::{Gap, seconds, usable};
 
-use crate::config::{Across, Per};
+use crate::config::{Across, Metric, Per, PodFilter};
 use crate::index::{Index, State, Value};
 use crate::metrics::Metrics;
 use crate::provider::{Catalog, CustomValue, ExternalValue, ObjectQuery, ObjectRef, Provider, Refusal};
 use crate::quantity::Quantity;
 use crate::selector::Selector;
 
+/// How long the readiness of pods is believed while their watch is broken. An API server that restarts is back
+/// sooner, and the cluster itself believes a silent kubelet's readiness for about as long (50 s).
+const READINESS_HOLDS: Duration = Duration::from_secs(60);
 /// Pods that a refusal names one by one; the rest are counted.
 const NAMED: usize = 3;
 
@@ -188,6 +192,20 @@ pub fn custom(
     }
 }
 
+/// Refuses a metric of ready pods once nobody knows any more which pods are ready.
+fn readiness(state: &State, metric: &Metric, clock: Clock) -> Result<(), Refusal> {
+    let silence = state.pods_silent_since.map(|since| clock.age(since));
+    match silence.filter(|silence| metric.pods == PodFilter::Ready && *silence > READINESS_HOLDS) {
+        None => Ok(()),
+        Some(silence) => Err(Refusal::Unavailable(format!(
+            "{} is withheld: which pods are ready was last known {} ago, longer than {}, because the watch of pods is broken (pods: ready)",
+            metric.name,
+            seconds(silence),
+            seconds(READINESS_HOLDS)
+        ))),
+    }
+}
+
 fn pods(
     state: &State,
     position: usize,
@@ -203,6 +221,7 @@ fn pods(
             metric.name
         )));
     }
+    readiness(state, metric, clock)?;
     let asked = match name {
         Some(name) => format!("name {name}"),
         None if selector.is_everything() => "every pod".to_owned(),
@@ -312,6 +331,7 @@ fn one_namespace(
     clock: Clock,
 ) -> Result<CustomValue, Refusal> {
     let metric = &state.config.metrics[position];
+    readiness(state, metric, clock)?;
     let mut values: Vec<&Value> = Vec::new();
     let entries = state.custom[position].pods.get(namespace);
     for (uid, entry) in entries.into_iter().flat_map(|entries| entries.iter()) {

@@ -1,7 +1,7 @@
 //! What one scrape brought, cut down to what the configuration needs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::TargetId;
 
@@ -15,6 +15,9 @@ pub struct Batch {
     /// When the request was sent: nothing in the body was measured later than it was written, and it was
     /// written after this.
     pub at: Instant,
+    /// How long the answer took to begin: the target took the ages in it somewhere in between, so a reading may be
+    /// this much younger than its `measured_at`.
+    pub round_trip: Duration,
     /// Samples of needed families.
     pub rows: Vec<Row>,
 }

@@ -1,7 +1,8 @@
 //! From cells to one value, or the reason why there is none. Pure.
 //!
 //! Invariants: a value is made of every device that the object holds, or there is none: a mean over the devices
-//! that happen to answer would be a wrong value. It is as old as its oldest reading.
+//! that happen to answer would be a wrong value. It is as old as its oldest reading. Of several ways of measuring
+//! the most exact that is fresh counts; what will still be fresh when it no longer is stands behind it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +22,8 @@ pub(super) struct CellKey {
     pub(super) device: Box<str>,
     pub(super) container: Box<str>,
     pub(super) source: Option<Source>,
+    /// Who counts, where the cell holds counters: two targets count from different starts.
+    pub(super) teller: Option<TargetId>,
 }
 
 /// A cell and where it comes from.
@@ -28,8 +31,17 @@ pub(super) struct CellKey {
 pub(super) struct Held {
     pub(super) cell: Cell,
     pub(super) target: TargetId,
+    /// When a body last spoke of it.
+    pub(super) heard: Instant,
     /// Why the newest body could not be used for it.
     pub(super) problem: Option<Arc<str>>,
+}
+
+impl Held {
+    /// Until when its newest reading may be served.
+    fn end(&self, metric: &Metric, source: Option<Source>) -> Option<Instant> {
+        Some(self.cell.newest()? + metric.max_age.of(source))
+    }
 }
 
 /// Cells of one object.
@@ -52,8 +64,14 @@ fn families(metric: &Metric) -> String {
     }
 }
 
-/// The value of a pod.
-pub(super) fn pod(metric: &Metric, pod: &Pod, cells: Option<&Cells>, holding: Option<&Holding>) -> Entry {
+/// The value of a pod at `now`.
+pub(super) fn pod(
+    metric: &Metric,
+    pod: &Pod,
+    cells: Option<&Cells>,
+    holding: Option<&Holding>,
+    now: Instant,
+) -> Entry {
     if metric.pods == PodFilter::Ready {
         match pod.ready {
             Some(true) => {}
@@ -90,27 +108,65 @@ pub(super) fn pod(metric: &Metric, pod: &Pod, cells: Option<&Cells>, holding: Op
                 .any(|(device, container)| key.device == *device && key.container == *container)
         })
     });
-    combine(metric, relevant, since)
+    lasting(metric, &slots(relevant), since, now)
 }
 
-/// The value of a node: all its devices count.
-pub(super) fn node(metric: &Metric, cells: &Cells) -> Entry {
-    combine(metric, cells.iter(), None)
+/// The value of a node at `now`: all its devices count.
+pub(super) fn node(metric: &Metric, cells: &Cells, now: Instant) -> Entry {
+    lasting(metric, &slots(cells.iter()), None, now)
 }
 
-fn combine<'a>(
-    metric: &Metric,
-    cells: impl Iterator<Item = (&'a CellKey, &'a Held)>,
-    since: Option<Instant>,
-) -> Entry {
-    // One way of measuring per container and device: the most exact that has a reading.
-    let mut best: BTreeMap<(&str, &str), (&CellKey, &Held)> = BTreeMap::new();
+/// Ways of measuring, by device and container.
+type Slots<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a CellKey, &'a Held)>>;
+
+fn slots<'a>(cells: impl Iterator<Item = (&'a CellKey, &'a Held)>) -> Slots<'a> {
+    let mut slots = Slots::new();
     for (key, held) in cells {
-        let slot = best.entry((&key.device, &key.container)).or_insert((key, held));
-        if exactness(key.source) > exactness(slot.0.source) {
-            *slot = (key, held);
-        }
+        slots
+            .entry((&key.device, &key.container))
+            .or_default()
+            .push((key, held));
     }
+    slots
+}
+
+/// The value at `now`, and behind it the one that outlives it, where there is another way of measuring.
+fn lasting(metric: &Metric, slots: &Slots<'_>, since: Option<Instant>, now: Instant) -> Entry {
+    let mut entry = combine(metric, slots, since, now);
+    if let Entry::Value(value) = &mut entry
+        && value.end() >= now
+        && slots.values().any(|ways| ways.len() > 1)
+        && let Entry::Value(later) = lasting(metric, slots, since, value.end() + Duration::from_nanos(1))
+        && later.end() > value.end()
+    {
+        value.then = Some(Arc::new(later));
+    }
+    entry
+}
+
+/// Orders ways of measuring: usable now before not, then exact before less exact, then the longest lasting.
+fn rank(
+    metric: &Metric,
+    (key, held): (&CellKey, &Held),
+    since: Option<Instant>,
+    now: Instant,
+) -> (bool, u8, Option<Instant>) {
+    let end = held.end(metric, key.source);
+    let is_usable = held.problem.is_none()
+        && end.is_some_and(|end| end >= now)
+        && held.cell.value(metric.window, since).is_some();
+    let exactness = if is_usable { exactness(key.source) } else { 0 };
+    (is_usable, exactness, end)
+}
+
+fn combine(metric: &Metric, slots: &Slots<'_>, since: Option<Instant>, now: Instant) -> Entry {
+    let best = slots.iter().filter_map(|(place, ways)| {
+        let best = ways
+            .iter()
+            .copied()
+            .max_by_key(|way| rank(metric, *way, since, now))?;
+        Some((*place, best))
+    });
     let mut devices: BTreeMap<&str, f64> = BTreeMap::new();
     let mut oldest: Option<(Instant, Duration, &Held)> = None;
     for ((device, _), (key, held)) in best {
@@ -155,6 +211,7 @@ fn combine<'a>(
             max_age,
             window: metric.window.map(|window| window.length),
             target: held.target.clone(),
+            then: None,
         }),
         Err(error) => absent(format!("has an unservable value: {error}")),
     }

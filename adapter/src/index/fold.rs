@@ -4,8 +4,9 @@
 //! cannot be told from another spoils it, and is counted.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::cell::Taken;
 use super::{Row, identify};
 use crate::metrics::{Drop, Metrics};
 
@@ -56,6 +57,11 @@ impl Fold {
         } else {
             parts.push((all, rest, row.value));
         }
+    }
+
+    /// When the reading was taken, as far as an answer after `round_trip` tells.
+    pub(super) fn taken(&self, round_trip: Duration) -> Taken {
+        Taken::new(self.measured_at, round_trip)
     }
 
     pub(super) fn value(&self, is_ratio: bool) -> Option<f64> {

@@ -55,21 +55,18 @@ pub(super) fn pod<'p>(row: &Row, batch: &Batch, pods: &'p Pods) -> Result<&'p Ar
     }
 }
 
-/// A hash of all labels, and one of those that are not summed over.
+/// A hash of all labels, and one of those that are not summed over. The order of labels does not matter, and an
+/// empty one counts as absent.
 pub(super) fn hashes(row: &Row, sum: &[String]) -> (u64, u64) {
-    let mut all = DefaultHasher::new();
-    row.labels.hash(&mut all);
-    if sum.is_empty() {
-        let all = all.finish();
-        return (all, all);
+    let (mut all, mut rest) = (0_u64, 0_u64);
+    for label in row.labels.iter().filter(|(_, value)| !value.is_empty()) {
+        let mut hasher = DefaultHasher::new();
+        label.hash(&mut hasher);
+        let hash = hasher.finish();
+        all = all.wrapping_add(hash);
+        if !sum.iter().any(|summed| **summed == *label.0) {
+            rest = rest.wrapping_add(hash);
+        }
     }
-    let mut rest = DefaultHasher::new();
-    for label in row
-        .labels
-        .iter()
-        .filter(|(key, _)| !sum.iter().any(|summed| **summed == **key))
-    {
-        label.hash(&mut rest);
-    }
-    (all.finish(), rest.finish())
+    (all, rest)
 }

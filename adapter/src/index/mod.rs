@@ -12,6 +12,7 @@
 
 mod batch;
 mod cell;
+mod claims;
 mod evaluate;
 mod fold;
 mod identify;
@@ -45,6 +46,8 @@ pub struct State {
     pub catalog: Arc<Catalog>,
     /// Whether the pods are known; without them nothing can be said about pods.
     pub pods_known: bool,
+    /// Since when the watch of the pods is broken; `None` while it works.
+    pub pods_silent_since: Option<Instant>,
     /// Running pods.
     pub pods: HashMap<Arc<str>, Arc<NamespacePods>>,
     /// Finished values, one for each metric of the configuration.
@@ -88,6 +91,16 @@ pub struct Value {
     pub window: Option<Duration>,
     /// Who reported it.
     pub target: TargetId,
+    /// What may be served once this is too old: measured in a less exact way, and valid for longer.
+    pub then: Option<Arc<Value>>,
+}
+
+impl Value {
+    /// Until when it may be served.
+    #[must_use]
+    pub fn end(&self) -> Instant {
+        self.measured_at + self.max_age
+    }
 }
 
 /// A series of an external metric.
@@ -128,6 +141,7 @@ impl State {
         Self {
             catalog: Arc::new(catalog(&config)),
             pods_known: false,
+            pods_silent_since: None,
             pods: HashMap::new(),
             custom: vec![MetricState::default(); config.metrics.len()],
             external: vec![HashMap::new(); config.external.len()],

@@ -40,6 +40,10 @@ pub enum PodChange {
     Apply(Pod),
     /// No longer running, or deleted.
     Remove(Arc<str>),
+    /// The watch is broken since then: what is known stays, and is no longer known to be true.
+    Silent(Instant),
+    /// The watch works, though nothing changed.
+    Heard,
 }
 
 /// Who knows the pods.
@@ -58,6 +62,8 @@ pub(super) struct Pods {
     by_namespace: HashMap<Arc<str>, Arc<NamespacePods>>,
     reported: HashMap<TargetId, HashSet<Arc<str>>>,
     pub(super) known: bool,
+    /// Since when the watch is broken.
+    pub(super) silent_since: Option<Instant>,
 }
 
 /// UIDs whose values must be looked at again, and those that are gone.
@@ -87,7 +93,12 @@ impl Pods {
     /// Applies a change of the watch.
     pub(super) fn apply(&mut self, change: PodChange, now: Instant) -> Touched {
         let mut touched = Touched::default();
+        self.silent_since = match &change {
+            PodChange::Silent(at) => Some(*at),
+            _ => None,
+        };
         match change {
+            PodChange::Silent(_) | PodChange::Heard => {}
             PodChange::Apply(pod) => self.insert(pod, now, &mut touched),
             PodChange::Remove(uid) => self.remove(&uid, &mut touched),
             PodChange::Replace(pods) => {

@@ -71,6 +71,20 @@ impl Queue {
     }
 }
 
+/// A queue without an index, and what is sent through it.
+#[cfg(test)]
+pub(super) fn changes_for_test() -> (Queue, mpsc::Receiver<Message>) {
+    let (bodies, _) = mpsc::channel(1);
+    let (changes, sent) = mpsc::channel(CHANGES);
+    let metrics = Arc::new(Metrics::default());
+    let queue = Queue {
+        bodies,
+        changes,
+        metrics,
+    };
+    (queue, sent)
+}
+
 /// What requests read.
 #[derive(Debug, Clone)]
 pub struct Index {

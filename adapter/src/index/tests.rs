@@ -1,5 +1,7 @@
 //! Sequences of bodies and pod changes, and what is published after them.
 
+mod targets;
+
 use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
@@ -16,9 +18,12 @@ struct Rig {
 }
 
 fn config(metrics: &str) -> Arc<Config> {
-    let text = format!(
-        "apiVersion: forewarm.dev/v1alpha1\nkind: AdapterConfig\nsources: [{{name: s, scrape: {{targets: ['a:1']}}}}]\n{metrics}"
-    );
+    let sources = if metrics.starts_with("sources:") {
+        ""
+    } else {
+        "sources: [{name: s, scrape: {targets: ['a:1']}}]\n"
+    };
+    let text = format!("apiVersion: forewarm.dev/v1alpha1\nkind: AdapterConfig\n{sources}{metrics}");
     Arc::new(parse("test", &text, Options::default()).unwrap())
 }
 
@@ -66,6 +71,11 @@ impl Rig {
 
     /// A body from `target` on `node`, read now.
     fn body(&mut self, target: &str, node: Option<&str>, text: &str) {
+        self.body_of("s", target, node, text);
+    }
+
+    /// A body from a target of `source`, read now.
+    fn body_of(&mut self, source: &str, target: &str, node: Option<&str>, text: &str) {
         let mut rows = Vec::new();
         PrometheusText
             .parse(text.as_bytes(), &mut |sample| {
@@ -83,11 +93,12 @@ impl Rig {
             .unwrap();
         self.writer.batch(&Batch {
             target: TargetId {
-                source: Arc::from("s"),
+                source: Arc::from(source),
                 name: Arc::from(target),
             },
             node: node.map(Arc::from),
             at: self.now,
+            round_trip: Duration::from_millis(5),
             rows,
         });
     }

@@ -4,6 +4,8 @@
 //! counted once, with its reason. Two targets that both claim a pod are judged by the pod's node; where nobody
 //! knows the node, the pod has no value while both claim it.
 
+#[cfg(test)]
+use std::collections::BTreeMap;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use forewarm_signals::{label, pod as pod_families};
 
 use super::batch::{Batch, Failure};
+use super::claims::Claims;
 use super::evaluate::{self, CellKey, Cells, Held, Holding};
 use super::fold::{Drops, Fold};
 use super::pods::{Pod, PodChange, PodMode, Pods, Touched, reported_pods};
@@ -19,8 +22,6 @@ use crate::config::{Config, Function, Metric, Per, Series};
 use crate::index::cell::Pushed;
 use crate::metrics::{Drop, Metrics};
 
-/// A claim lasts this long without a new body: longer than any scrape interval that feeds a ten-second maxAge.
-const CLAIM: Duration = Duration::from_secs(10);
 /// Cells without a reading for this long, and for ten times their maxAge, are forgotten; until then they
 /// explain why there is no value.
 const FORGET: Duration = Duration::from_secs(120);
@@ -32,13 +33,8 @@ enum Object {
     Node(Arc<str>),
 }
 
-/// Who answers for a pod.
-#[derive(Debug)]
-struct Claim {
-    target: TargetId,
-    at: Instant,
-    rival: Option<(TargetId, Instant)>,
-}
+/// By source and pod UID: who says which devices the pod holds.
+type Holdings = HashMap<(Arc<str>, Arc<str>), (TargetId, Holding)>;
 
 /// Changes the index; [`Writer::state`] is what readers get.
 #[derive(Debug)]
@@ -47,8 +43,8 @@ pub struct Writer {
     metrics: Arc<Metrics>,
     pods: Pods,
     cells: Vec<HashMap<Object, Cells>>,
-    holdings: HashMap<Arc<str>, (TargetId, Holding)>,
-    claims: HashMap<(Arc<str>, Arc<str>), Claim>,
+    holdings: Holdings,
+    claims: Claims,
     state: State,
 }
 
@@ -67,7 +63,7 @@ impl Writer {
             pods,
             cells: vec![HashMap::new(); config.metrics.len()],
             holdings: HashMap::new(),
-            claims: HashMap::new(),
+            claims: Claims::default(),
             state,
         }
     }
@@ -76,6 +72,13 @@ impl Writer {
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Cells held, for tests of what is forgotten.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        let objects = self.cells.iter().flat_map(HashMap::values);
+        objects.map(BTreeMap::len).sum()
     }
 
     /// Takes a body.
@@ -104,7 +107,7 @@ impl Writer {
                             if let Some(cells) = self.cells[i].get(&Object::Node(Arc::clone(&name))) {
                                 self.state.custom[i]
                                     .nodes
-                                    .insert(name, evaluate::node(metric, cells));
+                                    .insert(name, evaluate::node(metric, cells, batch.at));
                             }
                         }
                     }
@@ -131,7 +134,7 @@ impl Writer {
         for lists in &mut self.state.external {
             lists.remove(target);
         }
-        self.claims.retain(|_, claim| claim.target != *target);
+        self.claims.forget_target(target);
         let touched = self.pods.forget(target);
         self.pods_touched(&touched, now);
     }
@@ -139,7 +142,6 @@ impl Writer {
     /// Pods changed.
     pub fn pod_change(&mut self, change: PodChange, now: Instant) {
         let touched = self.pods.apply(change, now);
-        self.state.pods_known = self.pods.known;
         self.pods_touched(&touched, now);
     }
 
@@ -163,6 +165,7 @@ impl Writer {
         let is_source = |target: &TargetId| config.sources.iter().any(|source| source.name == target.source);
         let mut state = State::empty(Arc::clone(config));
         state.pods_known = self.state.pods_known;
+        state.pods_silent_since = self.state.pods_silent_since;
         state.pods = std::mem::take(&mut self.state.pods);
         state.targets = std::mem::take(&mut self.state.targets);
         state.targets.retain(|target, _| is_source(target));
@@ -170,7 +173,8 @@ impl Writer {
         state.external = external;
         self.cells = cells;
         self.state = state;
-        let uids: Vec<_> = self.holdings.keys().cloned().collect();
+        self.holdings.retain(|_, (target, _)| is_source(target));
+        let uids: HashSet<_> = self.holdings.keys().map(|(_, uid)| Arc::clone(uid)).collect();
         for uid in uids {
             self.evaluate(&uid, now);
         }
@@ -192,9 +196,8 @@ impl Writer {
             let keep = FORGET.max(metric.max_age.longest() * 10);
             objects.retain(|object, cells| {
                 cells.retain(|_, held| {
-                    held.cell
-                        .newest()
-                        .is_none_or(|at| now.saturating_duration_since(at) < keep)
+                    let newest = held.cell.newest().map_or(held.heard, |at| at.max(held.heard));
+                    now.saturating_duration_since(newest) < keep
                 });
                 held += cells.len();
                 if let (Object::Node(name), true) = (object, cells.is_empty()) {
@@ -203,8 +206,7 @@ impl Writer {
                 !cells.is_empty()
             });
         }
-        self.claims
-            .retain(|_, claim| now.saturating_duration_since(claim.at) < FORGET);
+        self.claims.tidy(&config, now);
         self.metrics.held(held, self.pods.len());
     }
 
@@ -248,7 +250,7 @@ impl Writer {
             }
             let found = identify::pod(row, batch, &self.pods).map(Arc::clone);
             let found = found.and_then(|pod| {
-                if self.claim(&pod, batch) {
+                if self.claims.claim(&pod, batch, &config) {
                     Ok(pod)
                 } else {
                     Err(Drop::Conflict)
@@ -257,34 +259,6 @@ impl Writer {
             whose.push(found.map_err(|reason| drops.add(reason)).ok());
         }
         whose
-    }
-
-    /// Whether this target may speak for the pod.
-    fn claim(&mut self, pod: &Pod, batch: &Batch) -> bool {
-        let is_judged = pod.node.is_some() && batch.node.is_some();
-        let key = (Arc::clone(&batch.target.source), Arc::clone(&pod.uid));
-        let Some(claim) = self.claims.get_mut(&key) else {
-            let claim = Claim {
-                target: batch.target.clone(),
-                at: batch.at,
-                rival: None,
-            };
-            self.claims.insert(key, claim);
-            return true;
-        };
-        if claim.target == batch.target {
-            claim.at = batch.at;
-            return true;
-        }
-        // Two exporters on the pod's own node, as during a rolling update, both tell the truth.
-        if is_judged || batch.at.saturating_duration_since(claim.at) > CLAIM {
-            claim.target = batch.target.clone();
-            claim.at = batch.at;
-            claim.rival = None;
-            return true;
-        }
-        claim.rival = Some((batch.target.clone(), batch.at));
-        false
     }
 
     /// Notes which devices the batch says are handed out. Returns the pods to look at.
@@ -299,7 +273,7 @@ impl Writer {
                 fresh.entry(Arc::clone(&pod.uid)).or_default().insert(held);
             }
         }
-        self.holdings.retain(|uid, (target, _)| {
+        self.holdings.retain(|(_, uid), (target, _)| {
             let stays = *target != batch.target || fresh.contains_key(uid);
             if !stays {
                 dirty.insert(Arc::clone(uid));
@@ -308,7 +282,8 @@ impl Writer {
         });
         for (uid, holding) in fresh {
             dirty.insert(Arc::clone(&uid));
-            self.holdings.insert(uid, (batch.target.clone(), holding));
+            let key = (Arc::clone(&batch.target.source), uid);
+            self.holdings.insert(key, (batch.target.clone(), holding));
         }
         dirty
     }
@@ -329,6 +304,9 @@ impl Writer {
                 denominator,
             } => (numerator, Some(denominator)),
         };
+        let is_rate = metric
+            .window
+            .is_some_and(|window| window.function == Function::Rate);
         let node = batch.node.as_ref().unwrap_or(&batch.target.name);
         let mut folds: HashMap<(Object, CellKey), Fold> = HashMap::new();
         for (row, pod) in batch.rows.iter().zip(whose) {
@@ -349,6 +327,7 @@ impl Writer {
                     identify::container(row).into()
                 },
                 source: row.label(label::SOURCE).and_then(label::Source::parse),
+                teller: is_rate.then(|| batch.target.clone()),
             };
             let fold = folds
                 .entry((object, key))
@@ -364,21 +343,24 @@ impl Writer {
                 .or_insert_with(|| Held {
                     cell: super::cell::Cell::default(),
                     target: batch.target.clone(),
+                    heard: batch.at,
                     problem: None,
                 });
-            held.target = batch.target.clone();
+            held.heard = batch.at;
             held.problem.clone_from(&fold.problem);
+            let taken = fold.taken(batch.round_trip);
+            let is_same_target = held.target == batch.target;
             let pushed = if fold.problem.is_some() || fold.is_spoilt {
                 None
-            } else if metric
-                .window
-                .is_some_and(|window| window.function == Function::Rate)
-            {
-                Some(held.cell.count(fold.measured_at, &fold.counters(), metric.window))
+            } else if is_rate {
+                Some(held.cell.count(taken, &fold.counters(), metric.window))
             } else {
                 fold.value(denominator.is_some())
-                    .map(|value| held.cell.push(fold.measured_at, value, metric.window))
+                    .map(|value| held.cell.push(taken, value, is_same_target, metric.window))
             };
+            if pushed == Some(Pushed::Taken) {
+                held.target = batch.target.clone();
+            }
             if pushed == Some(Pushed::OutOfOrder) {
                 drops.add(Drop::OutOfOrder);
             }
@@ -422,13 +404,18 @@ impl Writer {
     }
 
     fn pods_touched(&mut self, touched: &Touched, now: Instant) {
+        self.state.pods_known = self.pods.known;
+        self.state.pods_silent_since = self.pods.silent_since;
         if *touched == Touched::default() {
-            self.state.pods_known = self.pods.known;
             return;
         }
+        let config = Arc::clone(&self.state.config);
         for pod in &touched.gone {
-            self.holdings.remove(&pod.uid);
-            self.claims.retain(|(_, uid), _| *uid != pod.uid);
+            for source in &config.sources {
+                self.holdings
+                    .remove(&(Arc::clone(&source.name), Arc::clone(&pod.uid)));
+            }
+            self.claims.forget_pod(&pod.uid, &config);
             for (objects, state) in self.cells.iter_mut().zip(&mut self.state.custom) {
                 objects.remove(&Object::Pod(Arc::clone(&pod.uid)));
                 if let Some(entries) = state.pods.get_mut(&pod.namespace) {
@@ -440,7 +427,6 @@ impl Writer {
             }
         }
         self.state.pods = self.pods.published();
-        self.state.pods_known = self.pods.known;
         for uid in &touched.changed {
             self.evaluate(uid, now);
         }
@@ -451,15 +437,15 @@ impl Writer {
         let Some(pod) = self.pods.get(uid).map(Arc::clone) else {
             return;
         };
-        let holding = self.holdings.get(uid);
         let config = Arc::clone(&self.state.config);
         for ((metric, objects), state) in config.metrics.iter().zip(&self.cells).zip(&mut self.state.custom) {
             if metric.per == Per::Nodes {
                 continue;
             }
             let cells = objects.get(&Object::Pod(Arc::clone(uid)));
-            let held = holding
-                .filter(|(target, _)| target.source == metric.source)
+            let held = self
+                .holdings
+                .get(&(Arc::clone(&metric.source), Arc::clone(uid)))
                 .map(|(_, holding)| holding);
             if cells.is_none() && held.is_none() {
                 if let Some(entries) = state.pods.get_mut(&pod.namespace) {
@@ -467,17 +453,13 @@ impl Writer {
                 }
                 continue;
             }
-            let claim = self.claims.get(&(Arc::clone(&metric.source), Arc::clone(uid)));
-            let rival = claim.and_then(|claim| {
-                let (rival, at) = claim.rival.as_ref()?;
-                (now.saturating_duration_since(*at) <= CLAIM).then_some((&claim.target, rival))
-            });
-            let entry = match rival {
+            let dispute = self.claims.dispute(&metric.source, uid, &config, now);
+            let entry = match dispute {
                 Some((target, rival)) => Entry::Absent(Arc::from(format!(
                     "is claimed by two targets, {} and {}, and its node is not known",
                     target.name, rival.name
                 ))),
-                None => evaluate::pod(metric, &pod, cells, held),
+                None => evaluate::pod(metric, &pod, cells, held, now),
             };
             let entries = state.pods.entry(Arc::clone(&pod.namespace)).or_default();
             Arc::make_mut(entries).insert(Arc::clone(uid), entry);

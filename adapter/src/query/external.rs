@@ -1,9 +1,12 @@
 //! External metrics: series with labels, fenced by namespace, then selected, then reduced.
 //!
-//! Invariants: who may not read a metric does not learn that it exists; a series older than its limit takes no part.
+//! Invariants: who may not read a metric does not learn that it exists; a series older than its limit takes no part;
+//! what two exporters of one node both say counts once.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+use forewarm_signals::label;
 
 use super::Clock;
 use super::gap::{failure_of, failures, seconds};
@@ -85,7 +88,13 @@ pub fn external(
             window: None,
         })
     };
-    fresh.sort_by(|left, right| left.labels.cmp(&right.labels));
+    fresh.sort_by(|left, right| {
+        let by_age = right.measured_at.cmp(&left.measured_at);
+        left.labels.cmp(&right.labels).then(by_age)
+    });
+    fresh.dedup_by(|later, first| {
+        later.labels == first.labels && is_one_fact(&external.series, &first.labels)
+    });
     let oldest = fresh
         .iter()
         .map(|series| series.measured_at)
@@ -115,6 +124,16 @@ pub fn external(
             Ok(vec![answer(common_labels(&fresh), sum, oldest)?])
         }
     }
+}
+
+/// Whether two targets that say this, as during a rolling update, say the same: series of devices do, where the
+/// labels name the device or its node. Of other series nobody knows.
+fn is_one_fact(family: &str, labels: &BTreeMap<String, String>) -> bool {
+    let is_of_devices = family.starts_with("gpu_") && forewarm_signals::by_name(family).is_some();
+    is_of_devices
+        && [label::UUID, "mig_uuid", "node"]
+            .iter()
+            .any(|key| labels.contains_key(*key))
 }
 
 /// Labels that all series agree on.

@@ -21,11 +21,16 @@ pub(super) fn usable(entry: Option<&Entry>, clock: Clock) -> Result<&Value, Gap<
         Some(Entry::Withheld(text)) => Err(Gap::Withheld(text)),
         Some(Entry::Absent(text)) => Err(Gap::Absent(text)),
         Some(Entry::Value(value)) => {
-            let age = clock.age(value.measured_at);
-            if age <= value.max_age {
-                Ok(value)
-            } else {
-                Err(Gap::Stale(value, age))
+            let mut value = value;
+            loop {
+                let age = clock.age(value.measured_at);
+                if age <= value.max_age {
+                    return Ok(value);
+                }
+                match &value.then {
+                    Some(later) => value = later,
+                    None => return Err(Gap::Stale(value, age)),
+                }
             }
         }
     }

@@ -39,6 +39,7 @@ fn value(millis: i64, age: f64, clock: Clock) -> Entry {
         max_age: Duration::from_secs(10),
         window: None,
         target: target("node-a"),
+        then: None,
     })
 }
 
@@ -261,6 +262,59 @@ fn a_namespace_is_all_its_ready_pods_or_nothing() {
 }
 
 #[test]
+fn readiness_that_nobody_confirms_is_believed_for_a_minute_only() {
+    let (mut state, clock) = (state(BUSY), clock());
+    with_pod(&mut state, "a", "llm", Some(value(50_000, 1.0, clock)));
+    let sum = |state: &State| {
+        let query = ObjectQuery::Namespace { namespace: "ns" };
+        custom(state, &query, "busy", &Selector::default(), clock)
+    };
+    // An API server that restarts takes nothing away.
+    state.pods_silent_since = Some(clock.now - READINESS_HOLDS);
+    assert_eq!(ask(&state, "", "busy", clock).unwrap().len(), 1);
+    assert_eq!(sum(&state).unwrap().len(), 1);
+    state.pods_silent_since = Some(clock.now - Duration::from_secs(75));
+    for refusal in [
+        ask(&state, "", "busy", clock).unwrap_err(),
+        sum(&state).unwrap_err(),
+    ] {
+        assert_eq!(
+            refusal,
+            Refusal::Unavailable(
+                "busy is withheld: which pods are ready was last known 75 s ago, longer than 60 s, because the watch of pods is broken (pods: ready)"
+                    .to_owned()
+            )
+        );
+    }
+    // What does not ask for readiness does not depend on it.
+    let mut all = self::state(&BUSY.replace("series: x}", "series: x, pods: all}"));
+    with_pod(&mut all, "a", "llm", Some(value(50_000, 1.0, clock)));
+    all.pods_silent_since = state.pods_silent_since;
+    assert_eq!(ask(&all, "", "busy", clock).unwrap().len(), 1);
+}
+
+#[test]
+fn what_stands_behind_a_value_is_served_once_it_is_too_old() {
+    let (mut state, clock) = (state(BUSY), clock());
+    let Entry::Value(later) = value(30_000, 5.0, clock) else {
+        panic!()
+    };
+    let Entry::Value(mut first) = value(50_000, 10.0, clock) else {
+        panic!()
+    };
+    first.then = Some(Arc::new(later));
+    with_pod(&mut state, "a", "llm", Some(Entry::Value(first)));
+    let at = |seconds: f64| Clock {
+        now: clock.now + Duration::from_secs_f64(seconds),
+        ..clock
+    };
+    let shown = |clock| ask(&state, "", "busy", clock).map(|values| values[0].1.clone());
+    assert_eq!(shown(at(0.0)).unwrap(), "50");
+    assert_eq!(shown(at(0.1)).unwrap(), "30");
+    assert!(shown(at(5.1)).unwrap_err().to_string().contains("10 s ago"));
+}
+
+#[test]
 fn a_node_is_found_through_any_namespace() {
     let (mut state, clock) = (state(BUSY), clock());
     state.custom[2]
@@ -350,6 +404,40 @@ fn external_series_are_reduced_after_the_selector() {
             .to_string()
             .contains("no series match")
     );
+}
+
+#[test]
+fn what_two_exporters_of_one_node_both_say_counts_once() {
+    let clock = clock();
+    let ask = |family: &str, key: &str, reduce: &str| {
+        let series = |value: f64, age: u64| ExternalSeries {
+            labels: BTreeMap::from([(key.to_owned(), "x".to_owned())]),
+            value,
+            measured_at: clock.now - Duration::from_secs(age),
+        };
+        let mut state = state(&format!(
+            "metrics: []\nexternal: [{{name: open, source: s, series: {family}, reduce: {reduce}}}]\n"
+        ));
+        state.external = vec![HashMap::from([
+            (target("old"), Arc::new(vec![series(1.0, 3)])),
+            (target("new"), Arc::new(vec![series(0.5, 1)])),
+        ])];
+        let all = Selector::default();
+        external(&state, "ns", "open", &all, clock).map(|values| {
+            let texts = values.iter().map(|value| value.value.to_string());
+            texts.collect::<Vec<_>>()
+        })
+    };
+    for reduce in ["none", "sum", "only", "max"] {
+        assert_eq!(
+            ask("gpu_health_reason", "node", reduce).unwrap(),
+            ["500m"],
+            "{reduce}"
+        );
+    }
+    // These may be two facts: requests of two replicas, idle GPUs of two nodes that are not named.
+    assert_eq!(ask("foreign_requests", "node", "sum").unwrap(), ["1500m"]);
+    assert_eq!(ask("gpu_node_idle", "resource", "sum").unwrap(), ["1500m"]);
 }
 
 #[test]

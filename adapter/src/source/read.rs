@@ -2,7 +2,8 @@
 //!
 //! Invariants: a family of ours is as old as its age line says; without one it is left out, because its age
 //! is not known. A foreign family without age lines is as old as its explicit timestamp, compared with the
-//! target's own `Date`, or as the request where it has none. Whatever the clocks: never younger than the truth.
+//! target's own `Date` and left out where there is no such header, or as the request where it has no timestamp.
+//! No clock of a target is compared with ours.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -52,11 +53,12 @@ impl Wanted {
     }
 }
 
-/// The moment of a request on both clocks, and what the target thinks the time is.
+/// The moment of a request, and what the target thinks the time is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) sent: Instant,
-    pub(super) wall: SystemTime,
+    /// How long the answer took to begin.
+    pub(super) round_trip: Duration,
     /// The `Date` header, to the second.
     pub(super) date: Option<SystemTime>,
 }
@@ -65,6 +67,8 @@ pub(super) struct Moment {
 #[derive(Debug, Default)]
 pub(super) struct Read {
     pub(super) rows: Vec<Row>,
+    /// How much younger than `measured_at` a reading may be.
+    pub(super) round_trip: Duration,
     /// Age of the youngest device reading.
     pub(super) youngest: Option<Duration>,
     pub(super) dropped: Vec<(Drop, usize)>,
@@ -112,6 +116,7 @@ pub(super) fn read(
     }
     let mut read = Read {
         rows: Vec::with_capacity(kept.len()),
+        round_trip: moment.round_trip,
         youngest: device_ages
             .values()
             .copied()
@@ -188,13 +193,12 @@ fn foreign_age(timestamp_ms: Option<i64>, moment: Moment) -> Result<Duration, Dr
         .ok()
         .and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)))
         .ok_or(Drop::BadAge)?;
-    match moment.date {
-        // `Date` is cut to the second: the true time is up to a second later, and so is the age.
-        Some(date) => (date + Duration::from_secs(1))
-            .duration_since(at)
-            .map_err(|_| Drop::BadAge),
-        None => Ok(moment.wall.duration_since(at).unwrap_or_default()),
-    }
+    // Their clock says nothing about ours: without a date of the same clock the age is not known.
+    let date = moment.date.ok_or(Drop::NoAge)?;
+    // `Date` is cut to the second: the true time is up to a second later, and so is the age.
+    (date + Duration::from_secs(1))
+        .duration_since(at)
+        .map_err(|_| Drop::BadAge)
 }
 
 #[cfg(test)]
@@ -205,7 +209,7 @@ mod tests {
     fn moment() -> Moment {
         Moment {
             sent: Instant::now() + Duration::from_secs(100_000),
-            wall: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+            round_trip: Duration::from_millis(5),
             date: None,
         }
     }
@@ -276,24 +280,11 @@ mod tests {
             assert_eq!(ages(&body, &["dcgm_x"], skewed).0, [4.0], "{skew}");
         }
         assert_eq!(ages("dcgm_x 1\n", &["dcgm_x"], moment()).0, [0.0]);
-        assert_eq!(
-            ages(
-                &format!("dcgm_x 1 {}\n", (wall - 5) * 1000),
-                &["dcgm_x"],
-                moment()
-            )
-            .0,
-            [5.0]
-        );
-        assert_eq!(
-            ages(
-                &format!("dcgm_x 1 {}\n", (wall + 5) * 1000),
-                &["dcgm_x"],
-                moment()
-            )
-            .0,
-            [0.0]
-        );
+        // Without a date of its clock a timestamp says nothing, whichever way the clocks differ.
+        for theirs in [wall - 5, wall + 5] {
+            let body = format!("dcgm_x 1 {}\n", theirs * 1000);
+            assert_eq!(ages(&body, &["dcgm_x"], moment()).1, [(Drop::NoAge, 1)]);
+        }
     }
 
     #[test]

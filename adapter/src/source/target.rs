@@ -83,6 +83,7 @@ pub(super) async fn follow(spec: Spec, shared: Arc<Shared>, token: CancellationT
                     target: spec.id.clone(),
                     node: spec.node.clone(),
                     at: sent,
+                    round_trip: read.round_trip,
                     rows: read.rows,
                 }));
                 pace.next(read.youngest)
@@ -167,12 +168,13 @@ async fn fetch(url: &str, shared: &Shared, last_length: &mut usize) -> Result<Fe
         Ok(client) => client,
         Err(error) => return Err(failed("credentials", format!("credentials: {error}"))),
     };
-    let (sent, wall) = (Instant::now(), SystemTime::now());
+    let sent = Instant::now();
     let request = client.get(url).header(
         ACCEPT,
         "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4",
     );
     let mut response = request.send().await.map_err(unreachable)?;
+    let round_trip = sent.elapsed();
     let status = response.status();
     if status.as_u16() != 200 {
         return Err(failed(
@@ -208,7 +210,12 @@ async fn fetch(url: &str, shared: &Shared, last_length: &mut usize) -> Result<Fe
         body.extend_from_slice(&chunk);
     }
     *last_length = body.len();
-    Ok((Moment { sent, wall, date }, format, body))
+    let moment = Moment {
+        sent,
+        round_trip,
+        date,
+    };
+    Ok((moment, format, body))
 }
 
 /// The innermost cause is what a person needs: `connection refused`, `certificate not valid for name`.
