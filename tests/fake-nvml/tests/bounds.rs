@@ -1,0 +1,336 @@
+//! Faults that come late, go by themselves or strike once; lists that grow; GPUs that come and go; counters that lie.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests, outside #[test] functions"
+)]
+#![allow(
+    unsafe_code,
+    reason = "growth and system events are reached with raw calls; pointers are to locals of the right type"
+)]
+
+mod support;
+
+use std::ptr::null_mut;
+
+use forewarm_fake_nvml::control::{
+    CounterControl, EccErrors, Effect, EventEntry, EventKind, Fault, Garbage, Process,
+};
+use forewarm_fake_nvml::{gpu_uuid, pci_bus_id};
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, MemoryLocation};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::*;
+use support::{Fake, wait_until};
+
+const UTILIZATION: &str = "nvmlDeviceGetUtilizationRates";
+
+fn word<T>(version: u32) -> u32 {
+    u32::try_from(size_of::<T>()).unwrap() | (version << 24)
+}
+
+#[test]
+fn a_fault_can_wait_for_calls_and_strike_a_number_of_them() {
+    let mut fake = Fake::virtual_time();
+    fake.set(|control| {
+        control.now_ms = Some(1_000);
+        control.faults = vec![Fault {
+            after_calls: Some(2),
+            times: Some(3),
+            ..Fault::on_call(0, UTILIZATION, Effect::ResetRequired)
+        }];
+    });
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    let outcomes: Vec<bool> = (0..7).map(|_| device.utilization_rates().is_ok()).collect();
+    assert_eq!(outcomes, [true, true, false, false, false, true, true]);
+    assert!(device.power_usage().is_ok());
+}
+
+#[test]
+fn permission_can_be_lost_minutes_after_the_start() {
+    let mut fake = Fake::virtual_time();
+    fake.set(|control| {
+        control.now_ms = Some(1_000);
+        control.faults = vec![Fault {
+            after_ms: Some(180_000),
+            for_ms: Some(60_000),
+            ..Fault::on_call(0, "nvmlGpmSampleGet", Effect::NoPermission)
+        }];
+    });
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    let mut sample_at = |seconds: u64| {
+        fake.set(|control| control.now_ms = Some(1_000 + seconds * 1000));
+        device.gpm_sample().map(drop)
+    };
+    assert!(sample_at(179).is_ok());
+    assert!(matches!(sample_at(180), Err(NvmlError::NoPermission)));
+    assert!(matches!(sample_at(239), Err(NvmlError::NoPermission)));
+    assert!(sample_at(240).is_ok());
+}
+
+#[test]
+fn a_list_can_grow_between_sizing_and_filling() {
+    let mut fake = Fake::h100();
+    fake.set(|control| {
+        control.gpu(0).processes = (1..=3)
+            .map(|pid| Process {
+                pid,
+                ..Process::default()
+            })
+            .collect();
+        control.faults = vec![Fault {
+            // The second call: the first one sizes.
+            after_calls: Some(1),
+            times: Some(1),
+            ..Fault::on_call(0, "nvmlDeviceGetComputeRunningProcesses_v3", Effect::Grow(4))
+        }];
+    });
+    let nvml = fake.nvml();
+    let gpu = nvml.device_by_index(0).unwrap();
+    // SAFETY: plain C data.
+    let mut infos: [nvmlProcessInfo_t; 16] = unsafe { std::mem::zeroed() };
+    let ask = |count: &mut u32, array| {
+        // SAFETY: the array holds 16, more than any count here.
+        unsafe {
+            nvml.lib()
+                .nvmlDeviceGetComputeRunningProcesses_v3(gpu.handle(), count, array)
+        }
+    };
+    let mut count = 0;
+    assert_eq!((ask(&mut count, null_mut()), count), (7, 3));
+    assert_eq!((ask(&mut count, infos.as_mut_ptr()), count), (7, 7), "it grew");
+    assert_eq!((ask(&mut count, infos.as_mut_ptr()), count), (0, 3));
+}
+
+#[test]
+fn init_can_fail_for_a_while() {
+    let mut fake = Fake::h100();
+    fake.set(|control| {
+        control.faults = vec![Fault {
+            calls: vec!["nvmlInit_v2".into()],
+            times: Some(2),
+            effect: Effect::Error(12),
+            ..Fault::default()
+        }];
+    });
+    let library = fake.library.clone();
+    let init = || Nvml::builder().lib_path(library.as_os_str()).init();
+    // One load of the library for all tries: its count of calls lives as long as it is loaded.
+    // SAFETY: loading the fake runs no code of its own.
+    let _loaded = unsafe { NvmlLib::new(&fake.library) }.unwrap();
+    assert!(matches!(init(), Err(NvmlError::LibraryNotFound)));
+    assert!(matches!(init(), Err(NvmlError::LibraryNotFound)));
+    assert!(init().is_ok());
+}
+
+#[test]
+fn blanks_of_other_tools_are_garbage_too() {
+    let mut fake = Fake::h100();
+    fake.set(|control| control.faults = vec![Fault::on_gpu(0, Effect::Garbage(Garbage::Blank))]);
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    assert_eq!(device.utilization_rates().unwrap().gpu, 2_147_483_632);
+    assert_eq!(device.memory_info().unwrap().used, 9_223_372_036_854_775_792);
+}
+
+fn uuids(nvml: &Nvml) -> Vec<String> {
+    (0..nvml.device_count().unwrap())
+        .map(|index| nvml.device_by_index(index).unwrap().uuid().unwrap())
+        .collect()
+}
+
+#[test]
+fn indices_close_up_after_an_unbind_for_those_who_come_later() {
+    let mut fake = Fake::t4();
+    let nvml = fake.nvml();
+    let (second, third) = (nvml.device_by_index(1).unwrap(), nvml.device_by_index(2).unwrap());
+    fake.set(|control| control.gpu(1).bound = Some(false));
+    wait_until("unbound", || matches!(second.uuid(), Err(NvmlError::GpuLost)));
+    assert_eq!(
+        nvml.device_count().unwrap(),
+        4,
+        "who holds the library sees the old node"
+    );
+    assert_eq!(third.index().unwrap(), 2);
+    // Bound again, the old client still cannot use it.
+    fake.set(|control| control.gpu(1).bound = Some(true));
+    fake.set(|control| control.gpu(1).bound = Some(false));
+    assert!(matches!(second.uuid(), Err(NvmlError::GpuLost)));
+    drop(nvml);
+
+    let nvml = fake.nvml();
+    let left: Vec<String> = [0, 2, 3].map(|index| gpu_uuid("forewarm", index)).into();
+    assert_eq!(uuids(&nvml), left);
+    let moved = nvml.device_by_index(1).unwrap();
+    assert_eq!((moved.index().unwrap(), moved.minor_number().unwrap()), (1, 2));
+    assert_eq!(moved.pci_info().unwrap().bus_id, pci_bus_id(2));
+    let gone = nvml.device_by_uuid(gpu_uuid("forewarm", 1));
+    assert!(matches!(gone, Err(NvmlError::NotFound)));
+}
+
+#[test]
+fn system_events_tell_of_unbinding_and_binding() {
+    let mut fake = Fake::h100();
+    let nvml = fake.nvml();
+    let lib = nvml.lib();
+    // SAFETY: requests are locals of the right type; the set is checked by the library.
+    unsafe {
+        let mut create: nvmlSystemEventSetCreateRequest_t = std::mem::zeroed();
+        assert_eq!(
+            lib.nvmlSystemEventSetCreate(&raw mut create),
+            25,
+            "no version word"
+        );
+        create.version = word::<nvmlSystemEventSetCreateRequest_t>(1);
+        assert_eq!(lib.nvmlSystemEventSetCreate(&raw mut create), 0);
+        let mut register: nvmlSystemRegisterEventRequest_t = std::mem::zeroed();
+        register.version = word::<nvmlSystemRegisterEventRequest_t>(1);
+        (register.eventTypes, register.set) = (3, create.set);
+        assert_eq!(lib.nvmlSystemRegisterEvents(&raw mut register), 0);
+        let mut data: [nvmlSystemEventData_v1_t; 4] = std::mem::zeroed();
+        let mut wait: nvmlSystemEventSetWaitRequest_t = std::mem::zeroed();
+        wait.version = word::<nvmlSystemEventSetWaitRequest_t>(1);
+        (wait.set, wait.data, wait.dataSize) = (create.set, data.as_mut_ptr(), 4);
+        assert_eq!(lib.nvmlSystemEventSetWait(&raw mut wait), 10, "nothing yet");
+        fake.set(|control| control.gpu(3).bound = Some(false));
+        wait.timeoutms = 20_000;
+        assert_eq!((lib.nvmlSystemEventSetWait(&raw mut wait), wait.numEvent), (0, 1));
+        fake.set(|control| control.gpu(3).bound = None);
+        let unbound = data[0];
+        assert_eq!((lib.nvmlSystemEventSetWait(&raw mut wait), wait.numEvent), (0, 1));
+        assert_eq!((unbound.eventType, data[0].eventType), (1, 2));
+        assert_eq!(unbound.gpuId, data[0].gpuId);
+        let mut free: nvmlSystemEventSetFreeRequest_t = std::mem::zeroed();
+        (free.version, free.set) = (word::<nvmlSystemEventSetFreeRequest_t>(1), create.set);
+        assert_eq!(lib.nvmlSystemEventSetFree(&raw mut free), 0);
+        assert_eq!(lib.nvmlSystemEventSetFree(&raw mut free), 2);
+    }
+}
+
+/// Field `id` of `device`, a 64-bit counter.
+fn counter(nvml: &Nvml, device: &Device<'_>, id: u32) -> u64 {
+    // SAFETY: plain C data; one entry; the field is 64 bits wide.
+    unsafe {
+        let mut value: nvmlFieldValue_t = std::mem::zeroed();
+        (value.fieldId, value.scopeId) = (id, u32::from(id < 150) * u32::MAX);
+        let code = nvml
+            .lib()
+            .nvmlDeviceGetFieldValues(device.handle(), 1, &raw mut value);
+        assert_eq!((code, value.nvmlReturn), (0, 0));
+        value.value.ullVal
+    }
+}
+
+#[test]
+fn counters_can_wrap_and_be_reset() {
+    let mut fake = Fake::virtual_time();
+    fake.set(|control| {
+        control.now_ms = Some(1_000);
+        let gpu = control.gpu(0);
+        gpu.pcie_tx_bytes_per_second = Some(1_000.0);
+        gpu.nvlink_tx_bytes_per_second = Some(1024.0);
+        gpu.ecc = Some(EccErrors {
+            corrected: 9,
+            ..EccErrors::default()
+        });
+        gpu.counters = Some(CounterControl {
+            bits: Some(32),
+            start: u64::from(u32::MAX) - 1_500,
+            ..CounterControl::default()
+        });
+    });
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    fake.set(|control| control.now_ms = Some(2_000));
+    assert_eq!(counter(&nvml, &device, 197), u64::from(u32::MAX) - 500);
+    fake.set(|control| control.now_ms = Some(3_000));
+    assert_eq!(counter(&nvml, &device, 197), 499, "wrapped");
+
+    fake.set(|control| {
+        let gpu = control.gpu(0);
+        gpu.counters = Some(CounterControl {
+            resets: 1,
+            ..CounterControl::default()
+        });
+        gpu.ecc = None;
+    });
+    assert_eq!(
+        (counter(&nvml, &device, 197), counter(&nvml, &device, 138)),
+        (0, 0)
+    );
+    fake.set(|control| control.now_ms = Some(5_000));
+    assert_eq!(
+        (counter(&nvml, &device, 197), counter(&nvml, &device, 138)),
+        (2_000, 2)
+    );
+    let errors = device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile);
+    assert_eq!(errors.unwrap(), 0);
+}
+
+#[test]
+fn errors_are_counted_where_they_are() {
+    let mut fake = Fake::h100();
+    fake.set(|control| {
+        control.gpu(0).ecc = Some(EccErrors {
+            uncorrected: 5,
+            sram_uncorrected: 2,
+            ..EccErrors::default()
+        });
+    });
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    let at = |location| {
+        device
+            .memory_error_counter(MemoryError::Uncorrected, EccCounter::Aggregate, location)
+            .unwrap()
+    };
+    assert_eq!((at(MemoryLocation::Device), at(MemoryLocation::SRAM)), (3, 2));
+    assert_eq!(at(MemoryLocation::L2Cache), 0);
+}
+
+#[test]
+fn every_event_reaches_its_set_with_the_instance_for_administrators_only() {
+    let mut fake = Fake::h100();
+    let nvml = fake.nvml();
+    let lib = nvml.lib();
+    let gpu = nvml.device_by_index(0).unwrap();
+    let mut kinds = 0;
+    // SAFETY: an out pointer to a local; the wrapper would drop the bits that it does not know.
+    let code = unsafe { lib.nvmlDeviceGetSupportedEventTypes(gpu.handle(), &raw mut kinds) };
+    assert_eq!(code, 0);
+    assert_eq!(
+        kinds & EventKind::RecoveryAction.bit(),
+        EventKind::RecoveryAction.bit()
+    );
+    // SAFETY: out pointers are to locals; the set is checked by the library.
+    unsafe {
+        let mut set = null_mut();
+        assert_eq!(lib.nvmlEventSetCreate(&raw mut set), 0);
+        assert_eq!(lib.nvmlDeviceRegisterEvents(gpu.handle(), kinds, set), 0);
+        let entry = |kind, data| EventEntry {
+            kind,
+            data,
+            gi: Some(3),
+            ci: Some(0),
+        };
+        fake.set(|control| {
+            control.gpu(0).events = vec![entry(EventKind::SingleBitEccStorm, 0), entry(EventKind::Xid, 94)];
+        });
+        let mut data: nvmlEventData_t = std::mem::zeroed();
+        let mut wait = |expected: (u64, u64, u32)| {
+            assert_eq!(lib.nvmlEventSetWait_v2(set, &raw mut data, 20_000), 0);
+            assert_eq!((data.eventType, data.eventData, data.gpuInstanceId), expected);
+        };
+        wait((0x200, 0, u32::MAX));
+        wait((0x8, 94, u32::MAX));
+        fake.set(|control| {
+            control.privileged = true;
+            control.gpu(0).events.push(entry(EventKind::RecoveryAction, 1));
+        });
+        wait((0x8000, 1, 3));
+        assert_eq!(lib.nvmlEventSetFree(set), 0);
+    }
+}
