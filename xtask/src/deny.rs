@@ -1,18 +1,48 @@
 //! Bans, licences and sources of all dependencies, from the same `deny.toml` that cargo-deny reads.
 //!
 //! Inputs: `deny.toml` and `cargo metadata`. Invariants: only what is listed is allowed; each exception carries
-//! a reason; nothing needs the internet (advisories do, and are a separate task). cargo-deny itself is not
-//! required, because compiling it would cost a cold CI run more than all our other checks.
+//! a reason; nothing needs the internet. cargo-deny itself is not required, because compiling it would cost a
+//! cold CI run more than all our other checks; `--advisories` asks it, for a nightly job on a machine that reaches
+//! the database of advisories.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use cargo_metadata::{Metadata, Package};
 use serde::Deserialize;
 
-use crate::repository::metadata_for;
+use crate::lint::none;
+use crate::repository::{cargo, metadata_for, run};
 use crate::spdx;
+
+/// Arguments of `cargo xtask deny`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct DenyArgs {
+    /// Ask an installed cargo-deny: the same checks by it, then its database of advisories, fetched from the internet.
+    #[arg(long)]
+    advisories: bool,
+}
+
+/// Checks by ourselves, or by cargo-deny with advisories.
+pub(crate) fn deny(root: &Path, args: &DenyArgs) -> Result<()> {
+    none(&problems(root)?)?;
+    if !args.advisories {
+        return Ok(());
+    }
+    let cargo_deny = |words: &[&str]| run(cargo(root).args(["deny", "--locked"]).args(words));
+    if cargo(root)
+        .args(["deny", "--version"])
+        .output()
+        .is_ok_and(|output| !output.status.success())
+    {
+        bail!("cargo-deny is not installed, so no advisory was checked: cargo install cargo-deny --locked");
+    }
+    cargo_deny(&["check", "bans", "licenses", "sources"])?;
+    cargo_deny(&["fetch", "db"])
+        .context("the database of advisories is out of reach, so none was checked")?;
+    cargo_deny(&["check", "--disable-fetch", "advisories"])
+}
 
 /// The part of cargo-deny's format that we use.
 #[derive(Debug, Deserialize)]
@@ -181,18 +211,30 @@ fn duplicates(config: &Config, packages: &[Facts]) -> Vec<String> {
         .collect()
 }
 
-/// A skip that matches nothing is a reason that no longer holds.
+/// A skip that matches nothing, or the only version there is, is a reason that no longer holds.
 fn stale_skips(config: &Config, packages: &[Facts]) -> Vec<String> {
     config
         .bans
         .skip
         .iter()
-        .filter(|skip| !packages.iter().any(|package| package.is(&skip.krate)))
-        .map(|skip| {
-            format!(
-                "deny.toml skips {}, which is not in the tree ({})",
+        .filter_map(|skip| {
+            let name = skip.krate.split('@').next().unwrap_or(&skip.krate);
+            let versions: BTreeSet<&str> = packages
+                .iter()
+                .filter(|package| package.name == name)
+                .map(|package| package.version.as_str())
+                .collect();
+            let why = if !packages.iter().any(|package| package.is(&skip.krate)) {
+                "is not in the tree"
+            } else if versions.len() == 1 {
+                "is the only version in the tree"
+            } else {
+                return None;
+            };
+            Some(format!(
+                "deny.toml skips {}, which {why} ({})",
                 skip.krate, skip.reason
-            )
+            ))
         })
         .collect()
 }
@@ -224,7 +266,10 @@ mod tests {
     }
 
     fn found(packages: &[Facts]) -> Vec<String> {
-        let mut all = vec![facts("syn", "1.0.9", Some("MIT"), Some("registry+https://index"))];
+        let mut all = vec![
+            facts("syn", "1.0.9", Some("MIT"), Some("registry+https://index")),
+            facts("syn", "2.0.0", Some("MIT"), Some("registry+https://index")),
+        ];
         all.extend_from_slice(packages);
         check_facts(&toml::from_str(CONFIG).unwrap(), &all)
     }
@@ -244,7 +289,6 @@ mod tests {
                 Some("Apache-2.0 AND ISC"),
                 Some("registry+https://index"),
             ),
-            facts("syn", "2.0.0", Some("MIT"), Some("registry+https://index")),
             facts("member", "0.1.0", Some("Apache-2.0"), None),
         ];
         assert_eq!(found(&packages), Vec::<String>::new());
@@ -289,6 +333,9 @@ mod tests {
         ];
         assert!(found(&twice)[0].contains("http is here in 2 versions (0.2.0, 1.0.0)"));
         let stale = check_facts(&toml::from_str(CONFIG).unwrap(), &[]);
-        assert!(stale[0].contains("syn@1"), "{stale:?}");
+        assert!(stale[0].contains("syn@1, which is not in the tree"), "{stale:?}");
+        let alone = [facts("syn", "1.0.9", Some("MIT"), None)];
+        let stale = check_facts(&toml::from_str(CONFIG).unwrap(), &alone);
+        assert!(stale[0].contains("syn@1, which is the only version"), "{stale:?}");
     }
 }
