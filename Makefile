@@ -1,7 +1,7 @@
 # The one door. No logic here: every target is `cargo xtask <target>`; ARGS are passed on.
 #   make demo ARGS='--hold'
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster bench lint tidy alerts generate controlplane
+.PHONY: help demo test test-cluster bench fuzz lint tidy alerts generate controlplane
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -17,6 +17,9 @@ test-cluster: ## node and cluster levels, with real peers
 
 bench: ## figures against their budgets, as JSON lines
 	@cargo xtask bench $(ARGS)
+
+fuzz: ## random bodies against the exposition readers, for a minute
+	@cargo xtask fuzz $(ARGS)
 
 lint: ## format, clippy, structure, dependencies, generated files, manifests, dashboards
 	@cargo xtask lint $(ARGS)

@@ -8,6 +8,7 @@ mod bench;
 mod dashboards;
 mod demo;
 mod deny;
+mod fuzz;
 #[cfg(feature = "programs")]
 mod generate;
 mod gobuild;
@@ -57,10 +58,12 @@ enum Task {
     Lint,
     /// Check structure only: crate edges, names, file budget, module heads, leaks of machines and hosts.
     Tidy,
-    /// Check bans, licences and sources of dependencies only, from deny.toml.
-    Deny,
+    /// Check bans, licences and sources of dependencies only, from deny.toml; advisories too, if asked.
+    Deny(deny::DenyArgs),
     /// Write the files that are derived from code; with --check, fail if they differ.
     Generate(Generate),
+    /// Throw random bodies at the exposition readers for a while; the corpus stays in the cache folder.
+    Fuzz(fuzz::FuzzArgs),
     /// Check the alert rules and what they say with a real promtool.
     ///
     /// Not a part of lint: promtool is built once, which takes minutes.
@@ -103,7 +106,8 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Task::Bench(args) => bench::bench(&root, &args),
         Task::Lint => lint::lint(&root),
         Task::Tidy => lint::none(&tidy::problems(&root)?),
-        Task::Deny => lint::none(&deny::problems(&root)?),
+        Task::Deny(args) => deny::deny(&root, &args),
+        Task::Fuzz(args) => fuzz::fuzz(&root, &args),
         Task::Alerts => dashboards::alerts(&root),
         Task::Generate(args) => with_programs::generate(&root, &args),
         Task::Controlplane => {

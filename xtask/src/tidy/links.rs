@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use super::Findings;
 
 /// Folders that a path in the map starts with.
-const TOP_FOLDERS: [&str; 8] = [
+const TOP_FOLDERS: [&str; 9] = [
     "signals/",
     "runtime/",
     "exporter/",
@@ -17,6 +17,7 @@ const TOP_FOLDERS: [&str; 8] = [
     "tests/",
     "xtask/",
     "manifests/",
+    "dashboards/",
     "docs/",
 ];
 

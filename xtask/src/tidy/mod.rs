@@ -5,6 +5,7 @@
 
 mod edges;
 mod links;
+mod locks;
 mod paths;
 mod source;
 
@@ -30,7 +31,9 @@ pub(crate) struct Findings {
 /// Checks everything; warnings are printed, problems returned.
 pub(crate) fn problems(root: &Path) -> Result<Vec<String>> {
     let mut findings = Findings::default();
-    edges::check(&metadata(root)?, &mut findings);
+    let metadata = metadata(root)?;
+    edges::check(&metadata, &mut findings);
+    locks::check(root, &metadata, &mut findings)?;
     edges::check_toolchain(root, &mut findings)?;
     for path in files(root)? {
         let name = path.strip_prefix(root).unwrap_or(&path).to_owned();
