@@ -209,7 +209,8 @@ impl Args {
         let once = once.and_then(|name| problems.check("--output", output(&name)));
         let node_name = self.node_name.filter(|name| !name.is_empty());
         self.logs.check(&mut problems);
-        problems.finish()?;
+        let command = <Self as clap::CommandFactory>::command();
+        problems.finish().map_err(|bad| bad.with_twins(&command))?;
         Ok(Config {
             once,
             // Defaults never come into use: a bad address was a problem above.
@@ -357,6 +358,30 @@ mod tests {
             );
         }
         assert!(text.contains("not there yet"), "{text}");
+    }
+
+    #[test]
+    fn a_bad_setting_names_its_environment_twin() {
+        let args = [
+            ["--listen", "nowhere"],
+            ["--admin-listen", "nowhere"],
+            ["--interval", "1h"],
+            ["--format", "dcgm"],
+            ["--dcgm-compat", "9"],
+            ["--web-config", "/nonexistent.yaml"],
+            ["--log-level", "debgu"],
+            ["--log-format", "xml"],
+        ];
+        let mut line: Vec<&str> = args.iter().flatten().copied().collect();
+        line.extend(["once", "--output", "xml"]);
+        let error = parse(&line).resolve().unwrap_err();
+        for flag in args.iter().map(|[flag, _]| *flag).chain(["--output"]) {
+            let found = error.problems().iter().find(|problem| problem.starts_with(flag));
+            let twin = flag.trim_start_matches('-').to_uppercase().replace('-', "_");
+            let found = found.unwrap_or_else(|| panic!("{flag} in {error}"));
+            let (names, _) = found.split_once("): ").unwrap_or_else(|| panic!("{found}"));
+            assert!(names.contains("(FOREWARM_") && names.ends_with(&twin), "{found}");
+        }
     }
 
     #[test]

@@ -76,6 +76,29 @@ pub struct UsageError {
 }
 
 impl UsageError {
+    /// Names the environment twin of each flag with it, as a command declares it: whoever set the variable and no flag
+    /// looks for the variable.
+    #[must_use]
+    pub fn with_twins(mut self, command: &clap::Command) -> Self {
+        for problem in &mut self.problems {
+            let Some((flag, reason)) = problem.split_once(": ") else {
+                continue;
+            };
+            let Some(long) = flag.strip_prefix("--") else {
+                continue;
+            };
+            let mut commands = std::iter::once(command).chain(command.get_subcommands());
+            let twin = commands.find_map(|command| {
+                let mut args = command.get_arguments();
+                args.find(|arg| arg.get_long() == Some(long))?.get_env()
+            });
+            if let Some(twin) = twin {
+                *problem = format!("{flag} ({}): {reason}", twin.display());
+            }
+        }
+        self
+    }
+
     /// One line for each bad setting: `--flag: reason`.
     #[must_use]
     pub fn problems(&self) -> &[String] {

@@ -31,7 +31,8 @@ impl Status {
 pub struct Verdict {
     /// Whether the probe passes.
     pub passed: bool,
-    /// One line for each condition or loop: `[+]name ok`, `[!]name degraded: reason` or `[-]name reason`.
+    /// One line for each condition or loop: `[+]name ok`, `[+]name ok: detail`, `[!]name degraded: reason` or
+    /// `[-]name reason`.
     pub lines: Vec<String>,
 }
 
@@ -63,13 +64,14 @@ pub struct Readiness {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Ready,
+    ReadyAs(String),
     Degraded(String),
     Waiting(String),
 }
 
 impl State {
     const fn passes(&self) -> bool {
-        matches!(self, Self::Ready | Self::Degraded(_))
+        !matches!(self, Self::Waiting(_))
     }
 }
 
@@ -122,6 +124,7 @@ impl Readiness {
                 .iter()
                 .map(|(name, state)| match state {
                     State::Ready => format!("[+]{name} ok"),
+                    State::ReadyAs(detail) => format!("[+]{name} ok: {detail}"),
                     State::Degraded(reason) => format!("[!]{name} degraded: {reason}"),
                     State::Waiting(reason) => format!("[-]{name} waiting: {reason}"),
                 })
@@ -134,6 +137,11 @@ impl Condition {
     /// The condition holds.
     pub fn ready(&self) {
         self.set(State::Ready);
+    }
+
+    /// The condition holds, and this is worth telling with it.
+    pub fn ready_as(&self, detail: impl Into<String>) {
+        self.set(State::ReadyAs(detail.into()));
     }
 
     /// The condition holds well enough to serve, yet something is missing. Does not fail readiness.
@@ -161,6 +169,7 @@ impl Condition {
         }
         match new {
             State::Ready => tracing::info!(condition = self.name, "condition is ready"),
+            State::ReadyAs(detail) => tracing::info!(condition = self.name, detail, "condition is ready"),
             State::Degraded(reason) => tracing::warn!(condition = self.name, reason, "condition is degraded"),
             State::Waiting(reason) => tracing::info!(condition = self.name, reason, "condition is waiting"),
         }
@@ -169,10 +178,11 @@ impl Condition {
 
 // === impl Liveness ===
 
-/// The set of loops that must keep ticking.
+/// The set of loops that must keep ticking, and of faults that only a restart cures.
 #[derive(Debug, Clone, Default)]
 pub struct Liveness {
     loops: Arc<Mutex<BTreeMap<&'static str, Pulse>>>,
+    faults: Arc<Mutex<BTreeMap<&'static str, Option<String>>>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -186,6 +196,25 @@ struct Pulse {
 pub struct Heartbeat {
     name: &'static str,
     of: Liveness,
+}
+
+/// Something that can go wrong in a way that only a restart cures: fails liveness while a reason is told.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    name: &'static str,
+    of: Liveness,
+}
+
+impl Fault {
+    /// There is a fault, for this reason, or none.
+    pub fn tell(&self, reason: Option<String>) {
+        let old = lock(&self.of.faults).insert(self.name, reason.clone());
+        match (old.flatten(), reason) {
+            (None, Some(reason)) => tracing::error!(fault = self.name, reason, "only a restart helps"),
+            (Some(_), None) => tracing::info!(fault = self.name, "fault is over"),
+            _ => {}
+        }
+    }
 }
 
 impl Liveness {
@@ -206,7 +235,17 @@ impl Liveness {
         }
     }
 
-    /// The state of each loop by name.
+    /// Registers a fault; there is none until one is told. The same name is the same fault.
+    #[must_use]
+    pub fn fault(&self, name: &'static str) -> Fault {
+        lock(&self.faults).entry(name).or_default();
+        Fault {
+            name,
+            of: self.clone(),
+        }
+    }
+
+    /// The state of each loop and fault by name.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict_at(Instant::now())
@@ -214,7 +253,7 @@ impl Liveness {
 
     fn verdict_at(&self, now: Instant) -> Verdict {
         let mut passed = true;
-        let lines = lock(&self.loops)
+        let mut lines: Vec<_> = lock(&self.loops)
             .iter()
             .map(|(name, pulse)| {
                 let silence = now.saturating_duration_since(pulse.last);
@@ -229,6 +268,15 @@ impl Liveness {
                 )
             })
             .collect();
+        for (name, reason) in lock(&self.faults).iter() {
+            lines.push(match reason {
+                None => format!("[+]{name} ok"),
+                Some(reason) => {
+                    passed = false;
+                    format!("[-]{name} {reason}")
+                }
+            });
+        }
         Verdict { passed, lines }
     }
 }
@@ -302,6 +350,29 @@ mod tests {
         let readiness = Readiness::new();
         readiness.condition("pods").ready();
         assert!(readiness.condition("pods").is_ready());
+    }
+
+    #[test]
+    fn a_ready_condition_may_tell_more() {
+        let readiness = Readiness::new();
+        readiness.condition("driver").ready_as("580.95.05 loaded");
+        assert!(readiness.is_ready());
+        assert_eq!(
+            readiness.verdict().body(true),
+            "[+]driver ok: 580.95.05 loaded\nok\n"
+        );
+    }
+
+    #[test]
+    fn a_fault_fails_liveness_with_its_reason_until_it_is_over() {
+        let liveness = Liveness::new();
+        let access = liveness.fault("access");
+        assert_eq!(liveness.verdict().body(true), "[+]access ok\nok\n");
+        access.tell(Some("refused".to_owned()));
+        assert_eq!(liveness.verdict().body(false), "[-]access refused\nfailed\n");
+        assert!(!liveness.verdict().passed);
+        access.tell(None);
+        assert!(liveness.verdict().passed);
     }
 
     #[test]
