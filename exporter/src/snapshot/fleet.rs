@@ -1,7 +1,7 @@
 //! Where snapshots lie: a place per GPU, and the GPUs of the node.
 //!
 //! Invariants: readers never wait for a writer; a version grows with each change, so that a reader can tell whether
-//! anything is new; Xids are bounded.
+//! anything is new; Xids are bounded, and belong to a UUID, not to an index, which a driver may give to another GPU.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,11 +49,15 @@ impl Xids {
     }
 }
 
+/// Xids by UUID, over the life of the exporter: one entry per GPU that was ever in this node.
+type Ledger = Mutex<BTreeMap<String, Arc<Mutex<Xids>>>>;
+
 /// One GPU's place: its latest snapshot, its events, and the call its thread is in.
 #[derive(Debug)]
 pub struct DeviceSlot {
     latest: ArcSwap<DeviceSnapshot>,
-    xids: Mutex<Xids>,
+    xids: ArcSwap<Mutex<Xids>>,
+    ledger: Arc<Ledger>,
     /// The call that runs now.
     pub in_flight: Arc<InFlight>,
     version: Arc<AtomicU64>,
@@ -65,7 +69,8 @@ impl DeviceSlot {
     pub fn new(index: u32, version: Arc<AtomicU64>) -> Self {
         Self {
             latest: ArcSwap::from_pointee(DeviceSnapshot::unseen(index)),
-            xids: Mutex::default(),
+            xids: ArcSwap::default(),
+            ledger: Arc::default(),
             in_flight: Arc::default(),
             version,
         }
@@ -83,9 +88,25 @@ impl DeviceSlot {
         self.version.fetch_add(1, Ordering::Release);
     }
 
+    /// Changes the snapshot, whatever another thread stores meanwhile.
+    pub fn update(&self, change: impl Fn(&DeviceSnapshot) -> DeviceSnapshot) {
+        self.latest.rcu(|before| change(before));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// From now on this place is that GPU's: its Xids of before come along, another GPU's stay behind.
+    pub fn assign(&self, uuid: &str) {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let xids = Arc::clone(ledger.entry(uuid.to_owned()).or_default());
+        drop(ledger);
+        self.xids.store(xids);
+    }
+
     /// Looks at or changes the Xids.
     pub fn with_xids<T>(&self, look: impl FnOnce(&mut Xids) -> T) -> T {
-        look(&mut self.xids.lock().unwrap_or_else(PoisonError::into_inner))
+        let xids = self.xids.load();
+        let mut xids = xids.lock().unwrap_or_else(PoisonError::into_inner);
+        look(&mut xids)
     }
 
     /// Counts an Xid.
@@ -122,6 +143,7 @@ pub struct FleetState {
 pub struct Fleet {
     state: ArcSwap<FleetState>,
     version: Arc<AtomicU64>,
+    ledger: Arc<Ledger>,
     interval: Duration,
 }
 
@@ -135,6 +157,7 @@ impl Fleet {
                 devices: Vec::new(),
             }),
             version: Arc::default(),
+            ledger: Arc::default(),
             interval,
         })
     }
@@ -154,7 +177,27 @@ impl Fleet {
     /// A place for one GPU.
     #[must_use]
     pub fn slot(&self, index: u32) -> Arc<DeviceSlot> {
-        Arc::new(DeviceSlot::new(index, Arc::clone(&self.version)))
+        Arc::new(DeviceSlot {
+            ledger: Arc::clone(&self.ledger),
+            ..DeviceSlot::new(index, Arc::clone(&self.version))
+        })
+    }
+
+    /// Gives a place to the GPU of this UUID, and takes the UUID from any other place that still shows it: the driver
+    /// has numbered its GPUs anew.
+    pub fn assign(&self, slot: &Arc<DeviceSlot>, uuid: &str) {
+        slot.assign(uuid);
+        for other in &self.load().devices {
+            if !Arc::ptr_eq(other, slot) && other.load().uuid() == uuid {
+                other.update(|before| {
+                    if before.uuid() == uuid {
+                        DeviceSnapshot::unseen(before.index)
+                    } else {
+                        before.clone()
+                    }
+                });
+            }
+        }
     }
 
     /// Grows with each change of anything below.
@@ -173,6 +216,47 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::Identity;
+
+    fn shows(slot: &DeviceSlot, uuid: &str) {
+        let mut snapshot = DeviceSnapshot::unseen(slot.load().index);
+        snapshot.identity = Some(Arc::new(Identity {
+            facts: forewarm_nvml::fake::Answers::bare(uuid, "Test").facts.unwrap(),
+            driver_version: String::new(),
+        }));
+        slot.store(snapshot);
+    }
+
+    #[test]
+    fn xids_stay_with_their_gpu_when_the_driver_numbers_gpus_anew() {
+        let fleet = Fleet::new(Duration::from_secs(1));
+        let slots = [fleet.slot(0), fleet.slot(1)];
+        fleet.store(FleetState {
+            library: LibraryState::Waiting(String::new()),
+            devices: slots.to_vec(),
+        });
+        let counts = |slot: &DeviceSlot| slot.with_xids(|xids| xids.counts().collect::<Vec<_>>());
+        for (slot, uuid) in slots.iter().zip(["GPU-a", "GPU-b"]) {
+            fleet.assign(slot, uuid);
+            shows(slot, uuid);
+        }
+        slots[0].note_xid(79, Instant::now());
+        slots[1].note_xid(31, Instant::now());
+        // GPU-a is gone, GPU-b takes its index.
+        fleet.assign(&slots[0], "GPU-b");
+        assert_eq!(counts(&slots[0]), [(31, 1)]);
+        assert_eq!(slots[0].with_xids(|xids| xids.last_hardware()), None);
+        assert_eq!(slots[1].load().uuid(), "", "no uuid is shown in two places");
+        assert_eq!(
+            slots[0].load().uuid(),
+            "GPU-a",
+            "until the first reading of the new one"
+        );
+        // A place that is new because a thread is stuck in the old one goes on counting, too.
+        let renewed = fleet.slot(0);
+        fleet.assign(&renewed, "GPU-a");
+        assert_eq!(counts(&renewed), [(79, 1)]);
+    }
 
     #[test]
     fn xids_are_bounded() {
