@@ -1,7 +1,7 @@
 //! The metrics port: answers from memory, with TLS and passwords where configured.
 //!
-//! Inputs: the renderer, the web config. Answers `/metrics` (`name[]` selects families, text or OpenMetrics, gzip),
-//! `/metrics/detail`, `/`. Invariants: an answer never waits for NVML or a socket of the kubelet; every wait for a
+//! Inputs: the renderer, the web config. Answers `/metrics` and `/metrics/detail` (`name[]` selects families, text or
+//! OpenMetrics, gzip) and `/`. Invariants: an answer never waits for NVML or a socket of the kubelet; every wait for a
 //! client is bounded; connections are bounded.
 
 use std::borrow::Cow;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forewarm_runtime::tasks::Tasks;
+use forewarm_signals::Family;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, VARY, WWW_AUTHENTICATE,
 };
@@ -37,13 +38,16 @@ use crate::web_config::{Denied, WebConfig};
 const MOST_CONNECTIONS: usize = 128;
 /// A client that needs longer for a handshake is stuck.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Covers the pause between two scrapes on a connection kept open: Prometheus' longest usual interval is 60 s.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long a connection may stand without a request. Covers the pause between two scrapes on a connection kept open:
+/// Prometheus' longest usual interval is 60 s.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// A client that has not taken its answer this long after the end was announced does not want it.
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const INDEX: &str = "forewarm-exporter\n\n/metrics          GPU and pod series; ?name[]=gpu_busy_ratio selects families\n\
-    /metrics/detail   per NVLink link, and what each GPU offers\n";
+    /metrics/detail   per NVLink link, and what each GPU offers; takes name[] as well\n";
 
 /// What answers need.
 #[derive(Debug)]
@@ -52,6 +56,7 @@ pub struct Server {
     deflater: Mutex<Option<Deflater>>,
     web: Option<Arc<WebConfig>>,
     metrics: Metrics,
+    idle_timeout: Duration,
 }
 
 impl Server {
@@ -63,6 +68,7 @@ impl Server {
             deflater: Mutex::new(None),
             web,
             metrics,
+            idle_timeout: IDLE_TIMEOUT,
         })
     }
 
@@ -121,7 +127,11 @@ impl Server {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let idle_timeout = self.idle_timeout;
+        let last_request = Arc::new(Mutex::new(Instant::now()));
+        let noted = Arc::clone(&last_request);
         let service = service_fn(move |request: Request<Incoming>| {
+            *noted.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
             let server = Arc::clone(&self);
             async move { Ok::<_, Infallible>(server.answer(&request).await) }
         });
@@ -129,19 +139,21 @@ impl Server {
         builder
             .http1()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIMEOUT);
+            .header_read_timeout(idle_timeout);
         builder.http2().timer(TokioTimer::new());
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
         let outcome = tokio::select! {
-            outcome = connection.as_mut() => outcome,
-            () = token.cancelled() => {
+            outcome = connection.as_mut() => Ok(outcome),
+            () = ended(&token, &last_request, idle_timeout) => {
                 connection.as_mut().graceful_shutdown();
-                connection.as_mut().await
+                tokio::time::timeout(CLOSING_TIMEOUT, connection.as_mut()).await
             }
         };
-        if let Err(error) = outcome {
-            tracing::debug!(%error, "connection ended early");
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "connection ended early"),
+            Err(_) => tracing::debug!("client did not take its answer"),
         }
     }
 
@@ -197,14 +209,14 @@ impl Server {
                 if let Some(took) = rendered {
                     self.metrics.render.observe(took.as_secs_f64());
                 }
-                let names = names(request.uri());
-                let selection = Page::select(self.renderer.families(), names.iter().map(Cow::as_ref));
+                let selection = selection(request.uri(), self.renderer.families());
                 // Asked again: rendering took time, and ages are those of the answer.
                 self.body(request, &page, selection, Instant::now())
             }
             "/metrics/detail" => {
                 let now = Instant::now();
-                self.body(request, &self.renderer.detail(now), Selection::All, now)
+                let selection = selection(request.uri(), self.renderer.detail_families());
+                self.body(request, &self.renderer.detail(now), selection, now)
             }
             "/" => plain(StatusCode::OK, INDEX),
             _ => plain(
@@ -246,6 +258,24 @@ impl Server {
     }
 }
 
+/// Comes back once the program stops or no request has come for long. The protocol's own timeouts do not cover a client
+/// that says nothing at all, nor HTTP/2, and either would hold its place among the connections for ever.
+async fn ended(token: &CancellationToken, last_request: &Mutex<Instant>, idle_timeout: Duration) {
+    let idle = async {
+        loop {
+            let limit = *last_request.lock().unwrap_or_else(PoisonError::into_inner) + idle_timeout;
+            if Instant::now() >= limit {
+                return;
+            }
+            tokio::time::sleep_until(limit.into()).await;
+        }
+    };
+    tokio::select! {
+        () = token.cancelled() => {}
+        () = idle => {}
+    }
+}
+
 fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
@@ -265,6 +295,12 @@ const fn status_label(status: StatusCode) -> &'static str {
         503 => "503",
         _ => "other",
     }
+}
+
+/// The families of a page that a query asks for.
+fn selection(uri: &Uri, families: &[&'static Family]) -> Selection {
+    let names = names(uri);
+    Page::select(families, names.iter().map(Cow::as_ref))
 }
 
 /// The values of `name[]` in a query.
@@ -310,10 +346,24 @@ mod tests {
 
     use crate::attribution::AttributionView;
     use crate::metrics::Sources;
-    use crate::snapshot::Fleet;
+    use crate::snapshot::{
+        DeviceSnapshot, Directions, Fleet, FleetState, LibraryState, Link, LinkErrors, Links, Presence, Timed,
+    };
 
     fn server() -> Arc<Server> {
-        let fleet = Fleet::new(Duration::from_secs(1));
+        server_of(Fleet::new(Duration::from_secs(1)))
+    }
+
+    /// Longest wait for what comes within milliseconds.
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    fn impatient() -> Arc<Server> {
+        let mut server = Arc::into_inner(server()).unwrap();
+        server.idle_timeout = Duration::from_millis(50);
+        Arc::new(server)
+    }
+
+    fn server_of(fleet: Arc<Fleet>) -> Arc<Server> {
         let counts = Arc::<crate::poll::PollCounts>::default();
         let renderer = Renderer::new(
             Arc::clone(&fleet),
@@ -331,11 +381,19 @@ mod tests {
     }
 
     async fn get(uri: &str, headers: &[(http::HeaderName, &str)]) -> (StatusCode, http::HeaderMap, Vec<u8>) {
+        get_from(&server(), uri, headers).await
+    }
+
+    async fn get_from(
+        server: &Server,
+        uri: &str,
+        headers: &[(http::HeaderName, &str)],
+    ) -> (StatusCode, http::HeaderMap, Vec<u8>) {
         let mut request = Request::builder().uri(uri);
         for (name, value) in headers {
             request = request.header(name, *value);
         }
-        let response = server().answer(&request.body(()).unwrap()).await;
+        let response = server.answer(&request.body(()).unwrap()).await;
         let (head, body) = response.into_parts();
         (
             head.status,
@@ -379,6 +437,78 @@ mod tests {
             assert!(text.contains("forewarm_exporter_nvml_up 0"), "{text}");
             assert!(!text.contains("forewarm_build_info"), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn families_of_the_detail_page_are_selected_likewise() {
+        let fleet = Fleet::new(Duration::from_secs(1));
+        let slot = fleet.slot(0);
+        let now = Instant::now();
+        let mut snapshot = DeviceSnapshot::unseen(0);
+        snapshot.presence = Presence::Answering;
+        snapshot.answered_at = Some(now);
+        snapshot.support = Arc::new(vec![("gpm", false)]);
+        let links = Links {
+            links: vec![Link {
+                up: Some(true),
+                bytes: Directions { rx: None, tx: None },
+                errors: LinkErrors::default(),
+            }],
+            up: Some(1),
+            errors: LinkErrors::default(),
+        };
+        snapshot.links = Some(Timed {
+            at: now,
+            value: Arc::new(links),
+        });
+        slot.store(snapshot);
+        fleet.store(FleetState {
+            library: LibraryState::Waiting(String::new()),
+            devices: vec![slot],
+        });
+        let server = server_of(fleet);
+        let text = |uri: &'static str| {
+            let server = Arc::clone(&server);
+            async move { String::from_utf8(get_from(&server, uri, &[]).await.2).unwrap() }
+        };
+        let all = text("/metrics/detail").await;
+        assert!(
+            all.contains("gpu_nvlink_link_up{") && all.contains("gpu_reading_supported{"),
+            "{all}"
+        );
+        let one = text("/metrics/detail?name[]=gpu_reading_supported").await;
+        assert!(one.contains("gpu_reading_supported{"), "{one}");
+        assert!(!one.contains("gpu_nvlink_link_up"), "{one}");
+        assert!(!one.contains("gpu_sample_age_seconds"), "{one}");
+        let links = text("/metrics/detail?name[]=gpu_nvlink_link_up").await;
+        assert!(links.contains("group=\"links\""), "ages come along: {links}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_says_nothing_is_let_go() {
+        let (_client, stream) = tokio::io::duplex(64);
+        let served = impatient().http(stream, CancellationToken::new());
+        tokio::time::timeout(DEADLINE, served).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_idle_http2_connection_is_let_go() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let (mut client, stream) = tokio::io::duplex(4096);
+        let served = impatient().http(stream, CancellationToken::new());
+        let client = async {
+            // The preface and empty settings; then nothing but reading.
+            client
+                .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+                .await
+                .unwrap();
+            let mut taken = Vec::new();
+            client.read_to_end(&mut taken).await.unwrap();
+            assert!(!taken.is_empty(), "it was http/2 to the server");
+        };
+        tokio::time::timeout(DEADLINE, async { tokio::join!(served, client) })
+            .await
+            .unwrap();
     }
 
     #[tokio::test]

@@ -200,5 +200,14 @@ pub const EXPORTER: &[&Family] = &[
     &ATTRIBUTION_AGE_SECONDS,
     &ATTRIBUTION_POD_SOURCE,
 ];
+/// Families of the exporter about itself that stand on its metrics port beside the readings, because readers of
+/// readings need them; all others are on the admin port alone.
+pub const BESIDE_READINGS: [&Family; 5] = [
+    &BUILD_INFO,
+    &NVML_UP,
+    &NVML_OPENS_TOTAL,
+    &STUCK_GPUS,
+    &REJECTED_VALUES_TOTAL,
+];
 /// The adapter.
 pub const ADAPTER: &[&Family] = adapter::FAMILIES;

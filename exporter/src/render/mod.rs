@@ -26,15 +26,6 @@ use crate::attribution::{Attribution, AttributionView, join};
 use crate::poll::PollCounts;
 use crate::snapshot::{Fleet, LibraryState};
 
-/// The exporter's own families that belong on `/metrics`; the rest is on the admin port.
-const OWN: [&Family; 5] = [
-    &own::BUILD_INFO,
-    &own::NVML_UP,
-    &own::NVML_OPENS_TOTAL,
-    &own::STUCK_GPUS,
-    &own::REJECTED_VALUES_TOTAL,
-];
-
 /// Every family of `/metrics` in the order of the page.
 pub fn families() -> Vec<&'static Family> {
     device::FAMILIES
@@ -44,7 +35,7 @@ pub fn families() -> Vec<&'static Family> {
         .chain(pods::ROWS.iter().map(|(family, _)| *family))
         .chain(std::iter::once(&pod::SAMPLE_AGE_SECONDS))
         .chain(pods::INVENTORY)
-        .chain(OWN)
+        .chain(own::BESIDE_READINGS)
         .collect()
 }
 
@@ -55,6 +46,7 @@ pub struct Renderer {
     attribution: AttributionView,
     counts: Arc<PollCounts>,
     families: Vec<&'static Family>,
+    detail_families: Vec<&'static Family>,
     start: Instant,
     latest: Mutex<Option<Latest>>,
 }
@@ -66,12 +58,20 @@ struct Latest {
 }
 
 /// What a page depends on.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 struct Key {
     version: u64,
-    /// Address of the attribution: compared, never followed.
-    attribution: usize,
+    /// Held, so that no later attribution can lie at the same address and pass for this one.
+    attribution: Arc<Attribution>,
     tick: u128,
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version
+            && self.tick == other.tick
+            && Arc::ptr_eq(&self.attribution, &other.attribution)
+    }
 }
 
 impl Renderer {
@@ -83,9 +83,16 @@ impl Renderer {
             attribution,
             counts,
             families: families(),
+            detail_families: detail::FAMILIES.iter().map(|(family, _)| *family).collect(),
             start: Instant::now(),
             latest: Mutex::new(None),
         }
+    }
+
+    /// The families of the detail page, for selections.
+    #[must_use]
+    pub fn detail_families(&self) -> &[&'static Family] {
+        &self.detail_families
     }
 
     /// The families of the page, for selections.
@@ -101,7 +108,7 @@ impl Renderer {
         let since = now.saturating_duration_since(self.start).as_nanos();
         let key = Key {
             version: self.fleet.version(),
-            attribution: Arc::as_ptr(&attribution).addr(),
+            attribution: Arc::clone(&attribution),
             tick: since / self.fleet.interval().as_nanos().max(1),
         };
         if let Some(latest) = latest.as_ref().filter(|latest| latest.key == key) {
@@ -179,7 +186,7 @@ impl Renderer {
         for family in pods::INVENTORY {
             section(family, &mut |out| pods::inventory(family, &joined, out));
         }
-        for family in OWN {
+        for family in own::BESIDE_READINGS {
             section(family, &mut |out| {
                 self.write_own(family, &mut Samples::new(out, family, b""));
             });
