@@ -23,6 +23,8 @@ use crate::snapshot::{FleetState, LibraryState, Presence};
 
 /// How long to wait for GPUs and sockets beyond the two readings.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long attribution's tasks may take to end: they wait for sockets only.
+const DRAIN: Duration = Duration::from_secs(1);
 /// How often to look whether all is there.
 const LOOK: Duration = Duration::from_millis(20);
 /// Ticks after which rates and GPM have their two samples.
@@ -34,15 +36,24 @@ const TICKS: u64 = 2;
 struct NoDriver(String);
 
 pub(crate) async fn run(config: Config, output: Output) -> Result<(), Failure> {
-    let status = Status::new();
     let tasks = Tasks::new();
+    let outcome = print(config, output, &tasks).await;
+    // Told to stop before the runtime goes, so that their end is no surprise to anybody.
+    tasks.token().cancel();
+    tasks.run_until_stopped(DRAIN).await;
+    outcome
+}
+
+async fn print(config: Config, output: Output, tasks: &Tasks) -> Result<(), Failure> {
+    let status = Status::new();
     let parts = Parts::new(config.interval);
-    let view = attribution::start(attribution_config(&config), &tasks, &mut Registry::default());
+    let view = attribution::start(attribution_config(&config), tasks, &mut Registry::default());
     let supervision = Supervision {
         fleet: std::sync::Arc::clone(&parts.fleet),
         counts: std::sync::Arc::clone(&parts.counts),
         heartbeat: status.liveness.heartbeat("supervisor", PATIENCE),
-        tried: status.readiness.condition("driver-tried"),
+        driver: status.readiness.condition("driver"),
+        lost_access: status.liveness.fault("device-access"),
     };
     poll::start(parts.opener(config.nvml_library.clone()), supervision)?;
 

@@ -89,7 +89,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
 async fn serve(config: Config, log_control: logs::LogControl) -> Result<(), Failure> {
     let status = Status::new();
     let listening = status.readiness.condition("listener");
-    let tried = status.readiness.condition("driver-tried");
+    let driver = status.readiness.condition("driver");
+    let lost_access = status.liveness.fault("device-access");
     let heartbeat = status.liveness.heartbeat("supervisor", SUPERVISOR_SILENCE);
     let tasks = Tasks::new();
 
@@ -127,7 +128,8 @@ async fn serve(config: Config, log_control: logs::LogControl) -> Result<(), Fail
         fleet: Arc::clone(&parts.fleet),
         counts: Arc::clone(&parts.counts),
         heartbeat,
-        tried,
+        driver,
+        lost_access,
     };
     poll::start(parts.opener(config.nvml_library.clone()), supervision)?;
     tasks.run_until_stopped(DRAIN).await.into_result()

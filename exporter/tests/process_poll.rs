@@ -66,7 +66,8 @@ impl Node {
             fleet: Arc::clone(&fleet),
             counts: Arc::clone(&counts),
             heartbeat: status.liveness.heartbeat("supervisor", DEADLINE),
-            tried: status.readiness.condition("driver-tried"),
+            driver: status.readiness.condition("driver"),
+            lost_access: status.liveness.fault("device-access"),
         };
         poll::start(opener, supervision).unwrap();
         let renderer = Renderer::new(
@@ -102,6 +103,10 @@ impl Node {
         let text = self.text();
         let line = text.lines().find(|line| line.starts_with(&start))?;
         line.rsplit_once(' ')?.1.parse().ok()
+    }
+
+    fn ready(&self) -> String {
+        self.status.readiness.verdict().body(true)
     }
 
     fn standing(&self, gpu: usize) -> Option<Standing> {
@@ -303,4 +308,64 @@ fn an_xid_is_counted_and_lowers_health() {
     });
     assert_eq!(node.value("gpu_health_score", 0), Some(1.0));
     assert!(node.standing(1).unwrap().up);
+}
+
+#[test]
+fn a_gpu_that_refuses_every_call_leaves_the_others_alone() {
+    let mut node = Node::start(2, |_| {});
+    node.wait_up(2);
+    node.wait("both are told to answer", |node| {
+        node.ready()
+            .contains("[+]driver ok: 580.95.05 loaded, 2 of 2 gpus answer")
+    });
+    node.set(|control| control.faults = vec![Fault::on_gpu(0, Effect::Error(999))]);
+    node.wait("the refusal is told", |node| {
+        node.ready()
+            .contains("1 of 2 gpus answer: gpu 0 refuses every call")
+    });
+    assert_eq!(node.value("gpu_up", 0), Some(0.0));
+    assert_eq!(node.value("gpu_up", 1), Some(1.0));
+    node.set(|control| control.faults.clear());
+    node.wait_up(2);
+    assert_eq!(
+        node.counts.opens.load(Ordering::Relaxed),
+        1,
+        "one sick gpu is no reason to open the library anew"
+    );
+    assert!(node.status.liveness.verdict().passed);
+}
+
+#[test]
+fn gpus_that_all_refuse_make_the_library_be_opened_anew() {
+    for code in [999, 4] {
+        let mut node = Node::start(2, |_| {});
+        node.wait_up(2);
+        node.set(|control| {
+            control.faults = (0..2)
+                .map(|gpu| Fault::on_gpu(gpu, Effect::Error(code)))
+                .collect();
+        });
+        node.wait("the library is opened anew", |node| {
+            node.counts.opens.load(Ordering::Relaxed) >= 2
+        });
+        assert_eq!(node.value("gpu_up", 1), Some(0.0));
+        node.set(|control| control.faults.clear());
+        node.wait_up(2);
+    }
+}
+
+#[test]
+fn gpus_that_cannot_be_counted_are_down_and_not_gone() {
+    let mut node = Node::start(2, |_| {});
+    node.wait_up(2);
+    node.set(|control| control.driver_loaded = Some(false));
+    node.wait("the driver is told to be lost", |node| {
+        node.ready().contains("[!]driver degraded: lost:")
+    });
+    node.wait("both are down", |node| {
+        node.value("gpu_up", 0) == Some(0.0) && node.value("gpu_up", 1) == Some(0.0)
+    });
+    assert!(node.status.readiness.is_ready(), "and can still be scraped");
+    node.set(|control| control.driver_loaded = Some(true));
+    node.wait_up(2);
 }

@@ -176,6 +176,12 @@ impl Code {
         matches!(self, Self::GPU_IS_LOST | Self(28))
     }
 
+    /// Whether the driver refuses this process, as it does once the container has lost its device access.
+    #[must_use]
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::UNKNOWN | Self::NO_PERMISSION)
+    }
+
     /// Whether the code is a sign that the whole library must be opened anew, as after a driver reload.
     #[must_use]
     pub const fn asks_for_reopening(self) -> bool {

@@ -12,20 +12,44 @@ const MOST_NVLINK: f64 = 2e12;
 /// Above PCIe 6 x16 (0.126 TB/s each way).
 const MOST_PCIE: f64 = 2.6e11;
 
+/// A call that took more than this share of the window makes the window a guess: the counter may have been read at
+/// either end of the call.
+const UNSURE_SHARE: u32 = 5;
+
+/// When a counter was read: somewhere between the moments before and after the call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct During {
+    /// Just before the call.
+    pub(super) before: Instant,
+    /// Just after it.
+    pub(super) after: Instant,
+}
+
+impl During {
+    fn took(self) -> Duration {
+        self.after.saturating_duration_since(self.before)
+    }
+
+    fn middle(self) -> Instant {
+        self.before + self.took() / 2
+    }
+}
+
 /// A byte counter seen at several moments.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rate {
-    last: Option<(Instant, u64)>,
+    last: Option<(During, u64)>,
 }
 
 impl Rate {
-    /// The mean rate since the reading before.
-    pub(super) fn advance(&mut self, at: Instant, total: Bytes) -> Reading<BytesPerSecond> {
+    /// The mean rate since the reading before, where that is at most `longest` ago.
+    pub(super) fn advance(&mut self, at: During, total: Bytes, longest: Duration) -> Reading<BytesPerSecond> {
         let total = total.get();
         let before = self.last.replace((at, total));
         let (then, was) = before.ok_or(Gap::NotYet)?;
-        let window = at.saturating_duration_since(then);
-        if window.is_zero() {
+        let window = at.middle().saturating_duration_since(then.middle());
+        let unsure = at.took().max(then.took()).saturating_mul(UNSURE_SHARE);
+        if window.is_zero() || window > longest || unsure > window {
             return Err(Gap::NotYet);
         }
         // A smaller total is a new start of the counter: nothing can be said of the time between.
@@ -108,14 +132,56 @@ mod tests {
     use proptest::prelude::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_secs(30);
+
+    fn moment(at: Instant) -> During {
+        During {
+            before: at,
+            after: at,
+        }
+    }
+
+    #[test]
+    fn a_call_that_blocked_makes_no_rate_before_or_after_it() {
+        let start = Instant::now();
+        let mut rate = Rate::default();
+        let at = |second: u32| start + second * SECOND;
+        let mut read = |before, after, bytes| {
+            let during = During {
+                before: at(before),
+                after: at(after),
+            };
+            rate.advance(during, Bytes::new(bytes), LONGEST)
+                .map(BytesPerSecond::get)
+        };
+        // A steady 100 bytes a second; the second call comes back after five seconds.
+        assert_eq!(read(0, 0, 0), Err(Gap::NotYet));
+        assert_eq!(read(1, 6, 600), Err(Gap::NotYet), "not 600 bytes in one second");
+        assert_eq!(read(7, 7, 700), Err(Gap::NotYet), "not 100 bytes in six seconds");
+        assert_eq!(read(8, 8, 800), Ok(100.0));
+    }
+
+    #[test]
+    fn a_rate_over_a_long_pause_is_not_told_as_the_present_one() {
+        let start = Instant::now();
+        let mut rate = Rate::default();
+        let _ = rate.advance(moment(start), Bytes::new(0), 3 * SECOND);
+        let late = rate.advance(moment(start + 4 * SECOND), Bytes::new(400), 3 * SECOND);
+        assert_eq!(late, Err(Gap::NotYet));
+        let next = rate.advance(moment(start + 5 * SECOND), Bytes::new(500), 3 * SECOND);
+        assert_eq!(next.map(BytesPerSecond::get), Ok(100.0));
+    }
 
     #[test]
     fn a_rate_needs_two_readings() {
         let start = Instant::now();
         let mut rate = Rate::default();
-        assert_eq!(rate.advance(start, Bytes::new(100)), Err(Gap::NotYet));
         assert_eq!(
-            rate.advance(start + 2 * SECOND, Bytes::new(300))
+            rate.advance(moment(start), Bytes::new(100), LONGEST),
+            Err(Gap::NotYet)
+        );
+        assert_eq!(
+            rate.advance(moment(start + 2 * SECOND), Bytes::new(300), LONGEST)
                 .map(BytesPerSecond::get),
             Ok(100.0)
         );
@@ -125,10 +191,13 @@ mod tests {
     fn a_reset_counter_gives_no_rate_once() {
         let start = Instant::now();
         let mut rate = Rate::default();
-        let _ = rate.advance(start, Bytes::new(1_000_000));
-        assert_eq!(rate.advance(start + SECOND, Bytes::new(10)), Err(Gap::NotYet));
+        let _ = rate.advance(moment(start), Bytes::new(1_000_000), LONGEST);
         assert_eq!(
-            rate.advance(start + 2 * SECOND, Bytes::new(20))
+            rate.advance(moment(start + SECOND), Bytes::new(10), LONGEST),
+            Err(Gap::NotYet)
+        );
+        assert_eq!(
+            rate.advance(moment(start + 2 * SECOND), Bytes::new(20), LONGEST)
                 .map(BytesPerSecond::get),
             Ok(10.0)
         );
@@ -138,9 +207,9 @@ mod tests {
     fn a_jump_no_link_can_make_is_rejected() {
         let start = Instant::now();
         let mut rate = Rate::default();
-        let _ = rate.advance(start, Bytes::new(0));
+        let _ = rate.advance(moment(start), Bytes::new(0), LONGEST);
         assert_eq!(
-            rate.advance(start + SECOND, Bytes::new(1 << 60)),
+            rate.advance(moment(start + SECOND), Bytes::new(1 << 60), LONGEST),
             Err(Gap::Rejected(Rejection::Implausible))
         );
     }
@@ -152,7 +221,7 @@ mod tests {
             let mut now = Instant::now();
             for (wait, total) in steps {
                 now += Duration::from_millis(wait);
-                if let Ok(rate) = rate.advance(now, Bytes::new(total)) {
+                if let Ok(rate) = rate.advance(moment(now), Bytes::new(total), LONGEST) {
                     prop_assert!((0.0..=MOST_NVLINK).contains(&rate.get()));
                 }
             }

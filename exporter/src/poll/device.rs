@@ -7,22 +7,45 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forewarm_nvml::{Device, DeviceKey, Gap, Nvml};
+use forewarm_nvml::{Code, Device, DeviceKey, Gap, Nvml};
 
 use super::collect::{Collector, Verdict};
 use super::schedule::Ticks;
 use super::stop::Stop;
 use super::tally::PollCounts;
-use crate::snapshot::{DeviceSlot, DeviceSnapshot, Identity, Presence};
+use crate::snapshot::{DeviceSlot, DeviceSnapshot, Fleet, Identity, Presence};
 
 /// The first pause before a GPU that did not answer is tried again.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// The longest such pause.
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// The longest such pause: a GPU that comes back is seen within this time.
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// A try that takes long may hold locks of the driver that the other GPUs need: at most this share of the time goes
+/// into tries.
+const TRIES_SHARE: u32 = 10;
+
+/// Pauses between tries to take hold of a GPU.
+#[derive(Debug)]
+struct Retry {
+    next: Duration,
+}
+
+impl Retry {
+    const fn new() -> Self {
+        Self { next: FIRST_RETRY }
+    }
+
+    /// The pause after a try that took so long.
+    fn pause(&mut self, took: Duration) -> Duration {
+        let pause = self.next;
+        self.next = (2 * pause).min(LONGEST_RETRY);
+        pause.max(took.saturating_mul(TRIES_SHARE))
+    }
+}
 
 /// What the threads of one opened library share.
 pub(super) struct Generation {
     pub(super) nvml: Arc<dyn Nvml>,
+    pub(super) fleet: Arc<Fleet>,
     pub(super) driver_version: String,
     pub(super) interval: Duration,
     /// Start of the tick grid.
@@ -53,11 +76,13 @@ impl Generation {
 
 /// Reads one GPU until stopping is asked for.
 pub(super) fn run(generation: &Arc<Generation>, index: u32, slot: &Arc<DeviceSlot>) {
-    let mut retry = FIRST_RETRY;
+    let mut retry = Retry::new();
     while !generation.stop.is_asked() {
+        let tried = Instant::now();
+        let mut took = Duration::ZERO;
         match take_hold(generation, index, slot) {
             Ok((mut device, identity)) => {
-                retry = FIRST_RETRY;
+                retry = Retry::new();
                 tracing::info!(
                     gpu = index,
                     uuid = identity.facts.uuid,
@@ -67,21 +92,26 @@ pub(super) fn run(generation: &Arc<Generation>, index: u32, slot: &Arc<DeviceSlo
                 read_until_lost(generation, index, slot, device.as_mut(), identity);
             }
             Err(gap) => {
+                took = tried.elapsed();
                 tracing::warn!(gpu = index, error = %gap, "gpu does not answer");
-                if gap
-                    .code()
-                    .is_some_and(|code| code == forewarm_nvml::Code::UNINITIALIZED)
-                {
-                    generation.ask_reopening(index);
-                }
-                let lost = gap.code().is_some_and(forewarm_nvml::Code::is_lost);
-                mark(slot, if lost { Presence::Lost } else { Presence::Failing });
+                let presence = match gap.code() {
+                    Some(Code::UNINITIALIZED) => {
+                        generation.ask_reopening(index);
+                        Presence::Failing
+                    }
+                    Some(code) if code.is_lost() => Presence::Lost,
+                    Some(code) if code.is_refusal() => Presence::Refused,
+                    _ => Presence::Failing,
+                };
+                slot.update(|before| DeviceSnapshot {
+                    presence,
+                    ..before.clone()
+                });
             }
         }
-        if generation.stop.wait_until(Instant::now() + retry) {
+        if generation.stop.wait_until(Instant::now() + retry.pause(took)) {
             return;
         }
-        retry = (2 * retry).min(LONGEST_RETRY);
     }
 }
 
@@ -92,6 +122,7 @@ fn take_hold(
 ) -> Result<(Box<dyn Device>, Arc<Identity>), Gap> {
     let mut device = generation.nvml.device(index, Arc::clone(&slot.in_flight))?;
     let facts = device.facts()?;
+    generation.fleet.assign(slot, &facts.uuid);
     generation
         .keys
         .lock()
@@ -136,6 +167,10 @@ fn read_until_lost(
                 tracing::warn!(gpu = index, "gpu is lost");
                 return;
             }
+            Verdict::Refused => {
+                tracing::warn!(gpu = index, "gpu refuses every call");
+                return;
+            }
             Verdict::Reopen => {
                 generation.ask_reopening(index);
                 return;
@@ -152,10 +187,22 @@ fn read_until_lost(
     }
 }
 
-fn mark(slot: &DeviceSlot, presence: Presence) {
-    let before = slot.load();
-    slot.store(DeviceSnapshot {
-        presence,
-        ..DeviceSnapshot::clone(&before)
-    });
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_comes_back_is_seen_within_five_seconds_however_long_it_was_lost() {
+        let mut retry = Retry::new();
+        let pauses: Vec<_> = (0..6)
+            .map(|_| retry.pause(Duration::from_millis(3)).as_secs())
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 5, 5, 5]);
+    }
+
+    #[test]
+    fn tries_that_take_long_are_made_less_often() {
+        let mut retry = Retry::new();
+        assert_eq!(retry.pause(Duration::from_secs(4)), Duration::from_secs(40));
+    }
 }

@@ -137,7 +137,8 @@ impl LinkReader {
         } else {
             match state.and_then(Number::unsigned) {
                 Ok(0) => Some(false),
-                Ok(1) => Some(true),
+                // 2: asleep to save power, and awake as soon as there is traffic.
+                Ok(1 | 2) => Some(true),
                 _ => None,
             }
         };

@@ -5,17 +5,19 @@
 //! ```text
 //! supervisor ── opens ──► Nvml ──► gpu-0 … gpu-n threads ──► DeviceSlot (snapshot swapped whole) ──► readers
 //!     ▲  watches ages        └───► events thread ──────────► DeviceSlot (xids)
-//!     └── reopens when a thread finds the driver gone
+//!     └── reopens when a thread finds the driver gone, or when every GPU refuses
 //! ```
 //! Invariants: nothing waits for a thread that may sit inside the driver; the library is dropped only by its last
 //! user; without a driver the supervisor goes on trying and everything else goes on serving.
 
+mod access;
 mod batch;
 mod capability;
 pub mod collect;
 mod counter;
 mod device;
 mod links;
+mod report;
 pub mod schedule;
 mod stop;
 mod supervisor;

@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forewarm_nvml::{InFlight, Nvml, OpenError};
-use forewarm_runtime::status::{Condition, Heartbeat};
+use forewarm_nvml::{Code, Gap, InFlight, Nvml, OpenError};
+use forewarm_runtime::status::{Condition, Fault, Heartbeat};
 use forewarm_signals::Group;
 
+use super::access::Look;
 use super::device::{self, Generation};
+use super::report::{Report, Tried};
 use super::schedule;
 use super::stop::Stop;
 use super::tally::PollCounts;
-use crate::snapshot::{DeviceSlot, Fleet, FleetState, LibraryState, Standing};
+use crate::snapshot::{DeviceSlot, DeviceSnapshot, Fleet, FleetState, LibraryState, Presence, Standing};
 
 /// Only touched pages count; half a MiB leaves the driver room for buffers on the stack.
 const STACK: usize = 512 * 1024;
@@ -46,8 +48,10 @@ pub struct Supervision {
     pub counts: Arc<PollCounts>,
     /// Beats while the supervisor ticks.
     pub heartbeat: Heartbeat,
-    /// Ready once the driver was tried for the first time.
-    pub tried: Condition,
+    /// Ready or degraded once the driver was tried for the first time.
+    pub driver: Condition,
+    /// Told when the driver refuses this process for good.
+    pub lost_access: Fault,
 }
 
 /// Starts the supervisor's thread. It ends with the process.
@@ -58,11 +62,12 @@ pub fn start(opener: Opener, supervision: Supervision) -> std::io::Result<()> {
         .spawn(move || {
             let in_flight = InFlight::default();
             let pacing = Stop::default();
+            let mut report = Report::new(supervision.driver.clone(), supervision.lost_access.clone());
             let mut pause = FIRST_RETRY;
             loop {
                 let opened = Instant::now();
-                let generation = open(&opener, &in_flight, &supervision);
-                serve(&generation, &supervision);
+                let generation = open(&opener, &in_flight, &supervision, &mut report);
+                serve(&generation, &supervision, &mut report);
                 drop(generation);
                 // A library that a stuck thread keeps mapped may open and fail at once, again and again.
                 pause = if opened.elapsed() > SOUND_AFTER {
@@ -77,7 +82,12 @@ pub fn start(opener: Opener, supervision: Supervision) -> std::io::Result<()> {
 }
 
 /// Tries until the library opens.
-fn open(opener: &Opener, in_flight: &InFlight, supervision: &Supervision) -> Arc<Generation> {
+fn open(
+    opener: &Opener,
+    in_flight: &InFlight,
+    supervision: &Supervision,
+    report: &mut Report,
+) -> Arc<Generation> {
     let never = Stop::default();
     let mut retry = FIRST_RETRY;
     let mut told = String::new();
@@ -90,6 +100,7 @@ fn open(opener: &Opener, in_flight: &InFlight, supervision: &Supervision) -> Arc
                 tracing::info!(driver_version, "driver library opened");
                 return Arc::new(Generation {
                     nvml,
+                    fleet: Arc::clone(&supervision.fleet),
                     driver_version,
                     interval: supervision.fleet.interval(),
                     start: Instant::now(),
@@ -105,12 +116,7 @@ fn open(opener: &Opener, in_flight: &InFlight, supervision: &Supervision) -> Arc
                     tracing::warn!(error = reason, "driver library does not open, trying on");
                     told.clone_from(&reason);
                 }
-                let devices = supervision.fleet.load().devices.clone();
-                supervision.fleet.store(FleetState {
-                    library: LibraryState::Waiting(reason),
-                    devices,
-                });
-                supervision.tried.ready();
+                close(&reason, look(error.gap), supervision, report);
             }
         }
         if never.wait_until(Instant::now() + retry) {
@@ -120,9 +126,42 @@ fn open(opener: &Opener, in_flight: &InFlight, supervision: &Supervision) -> Arc
     }
 }
 
+/// What a failure of the library as a whole says about access.
+fn look(gap: Gap) -> Look {
+    if gap.code().is_some_and(Code::is_refusal) {
+        Look::Refused
+    } else {
+        Look::Absent
+    }
+}
+
+/// Notes that the library is not open. GPUs that were known stay, and go down by the age of their readings.
+fn close(reason: &str, look: Look, supervision: &Supervision, report: &mut Report) {
+    let devices = supervision.fleet.load().devices.clone();
+    supervision.fleet.store(FleetState {
+        library: LibraryState::Waiting(reason.to_owned()),
+        devices,
+    });
+    report.closed(reason, look, Instant::now());
+}
+
 /// Runs the threads of one opened library until it has to be opened anew.
-fn serve(generation: &Arc<Generation>, supervision: &Supervision) {
-    let slots = enumerate(generation, supervision);
+fn serve(generation: &Arc<Generation>, supervision: &Supervision, report: &mut Report) {
+    let slots = match enumerate(generation, supervision) {
+        Ok(slots) => slots,
+        Err(gap) => {
+            tracing::warn!(error = %gap, "gpus cannot be counted");
+            close(
+                &format!("gpus cannot be counted: {gap}"),
+                look(gap),
+                supervision,
+                report,
+            );
+            return;
+        }
+    };
+    // Before the threads start: what they store from here on is of this opening.
+    let watched = slots.iter().map(|slot| Watched::new(slot)).collect();
     let mut threads = Vec::new();
     for (index, slot) in (0_u32..).zip(&slots) {
         let (generation, slot) = (Arc::clone(generation), Arc::clone(slot));
@@ -144,18 +183,14 @@ fn serve(generation: &Arc<Generation>, supervision: &Supervision) {
         Ok(thread) => threads.push(thread),
         Err(error) => tracing::error!(%error, "no thread for xid events"),
     }
-    watch(generation, &slots, supervision);
+    watch(generation, &slots, watched, supervision, report);
     generation.stop.ask();
     let reason = if slots.is_empty() {
         "no gpus, counting anew"
     } else {
         "the driver went away, opening anew"
     };
-    let library = LibraryState::Waiting(reason.to_owned());
-    supervision.fleet.store(FleetState {
-        library,
-        devices: slots,
-    });
+    close(reason, Look::Unclear, supervision, report);
     let deadline = Instant::now() + PATIENCE;
     let pacing = Stop::default();
     while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
@@ -167,11 +202,8 @@ fn serve(generation: &Arc<Generation>, supervision: &Supervision) {
     }
 }
 
-fn enumerate(generation: &Generation, supervision: &Supervision) -> Vec<Arc<DeviceSlot>> {
-    let count = generation.nvml.device_count().unwrap_or_else(|gap| {
-        tracing::warn!(error = %gap, "gpus cannot be counted");
-        0
-    });
+fn enumerate(generation: &Generation, supervision: &Supervision) -> Result<Vec<Arc<DeviceSlot>>, Gap> {
+    let count = generation.nvml.device_count()?;
     let library = LibraryState::Open {
         driver_version: generation.driver_version.clone(),
     };
@@ -193,25 +225,36 @@ fn enumerate(generation: &Generation, supervision: &Supervision) -> Vec<Arc<Devi
         library,
         devices: slots.clone(),
     });
-    supervision.tried.ready();
     tracing::info!(gpus = count, "gpus counted");
-    slots
+    Ok(slots)
 }
 
 /// Watches ages and stuck calls until the library has to be opened anew.
-fn watch(generation: &Generation, slots: &[Arc<DeviceSlot>], supervision: &Supervision) {
+fn watch(
+    generation: &Generation,
+    slots: &[Arc<DeviceSlot>],
+    mut watched: Vec<Watched>,
+    supervision: &Supervision,
+    report: &mut Report,
+) {
     let interval = generation.interval;
     let pacing = Stop::default();
-    let mut watched: Vec<Watched> = slots.iter().map(|_| Watched::default()).collect();
     let recount_at = Instant::now() + RECOUNT;
     loop {
         supervision.heartbeat.beat();
         let now = Instant::now();
-        let mut stuck = 0;
+        let mut gpus = Vec::with_capacity(slots.len());
         for (slot, watched) in slots.iter().zip(&mut watched) {
-            stuck += u64::from(watched.look(slot, now, interval, &supervision.counts));
+            gpus.push(watched.look(slot, now, interval, &supervision.counts));
         }
+        let stuck = watched.iter().filter(|watched| watched.is_stuck).count();
+        let stuck = u64::try_from(stuck).unwrap_or(u64::MAX);
         supervision.counts.stuck.store(stuck, Ordering::Relaxed);
+        let look = report.open(&generation.driver_version, &gpus, now);
+        if look == Look::Refused {
+            tracing::warn!("every gpu refuses every call, opening the library anew");
+            return;
+        }
         if generation.reopen.load(Ordering::Acquire) || (slots.is_empty() && now >= recount_at) {
             return;
         }
@@ -220,15 +263,25 @@ fn watch(generation: &Generation, slots: &[Arc<DeviceSlot>], supervision: &Super
 }
 
 /// What was last seen of one GPU, to tell changes once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Watched {
+    /// What an earlier opening left behind: says nothing about this one.
+    inherited: Arc<DeviceSnapshot>,
     was: Option<Standing>,
     is_stuck: bool,
 }
 
 impl Watched {
-    /// Looks at one GPU; true while a call of it does not come back.
-    fn look(&mut self, slot: &DeviceSlot, now: Instant, interval: Duration, counts: &PollCounts) -> bool {
+    fn new(slot: &DeviceSlot) -> Self {
+        Self {
+            inherited: slot.load(),
+            was: None,
+            is_stuck: false,
+        }
+    }
+
+    /// Looks at one GPU: tells what changed, and yields where it stands.
+    fn look(&mut self, slot: &DeviceSlot, now: Instant, interval: Duration, counts: &PollCounts) -> Tried {
         let snapshot = slot.load();
         let standing = Standing::of(&snapshot, now, interval);
         if let Some(was) = self.was {
@@ -258,7 +311,14 @@ impl Watched {
             tracing::error!(gpu = snapshot.index, %call, seconds = age.as_secs(), "nvml call does not come back");
         }
         self.is_stuck = call.is_some();
-        self.is_stuck
+        let is_tried = !Arc::ptr_eq(&snapshot, &self.inherited) && snapshot.presence != Presence::Unseen;
+        if is_tried && standing.up {
+            Tried::Up
+        } else if is_tried || self.is_stuck {
+            Tried::Down(snapshot.presence)
+        } else {
+            Tried::NotYet
+        }
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Tally<'a> {
     failed: u32,
     lost: bool,
     uninitialized: bool,
-    unknown: u32,
+    refused: u32,
 }
 
 impl<'a> Tally<'a> {
@@ -63,7 +63,7 @@ impl<'a> Tally<'a> {
             failed: 0,
             lost: false,
             uninitialized: false,
-            unknown: 0,
+            refused: 0,
         }
     }
 
@@ -101,10 +101,11 @@ impl<'a> Tally<'a> {
         if code.is_lost() {
             self.lost = true;
         }
-        match code {
-            Code::UNINITIALIZED => self.uninitialized = true,
-            Code::UNKNOWN => self.unknown += 1,
-            _ => {}
+        if code.is_refusal() {
+            self.refused += 1;
+        }
+        if matches!(code, Code::UNINITIALIZED) {
+            self.uninitialized = true;
         }
     }
 
@@ -132,9 +133,10 @@ impl<'a> Tally<'a> {
         self.uninitialized
     }
 
-    /// Whether every call failed with "unknown error", as after a lost device cgroup or a driver reload.
+    /// Whether every call was refused ("unknown error" or "no permission"), as after a lost device cgroup or a
+    /// driver reload.
     #[must_use]
-    pub(super) const fn is_all_unknown(&self) -> bool {
-        self.answered == 0 && self.failed > 0 && self.unknown >= self.failed
+    pub(super) const fn is_all_refused(&self) -> bool {
+        self.answered == 0 && self.failed > 0 && self.refused >= self.failed
     }
 }

@@ -177,6 +177,8 @@ pub enum Presence {
     Lost,
     /// Every call fails.
     Failing,
+    /// Every call is refused again and again: unknown error or no permission.
+    Refused,
 }
 
 /// Constant facts, with the driver's version.

@@ -7,18 +7,20 @@
 //! each thirtieth.
 
 mod slow;
+mod support;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forewarm_nvml::{ClockDomain, Device, Field, FieldQuery, Number, Reading, Scope};
+use forewarm_signals::Group;
 use forewarm_signals::health::Reason;
 
 use super::batch::Batch;
 use super::capability::Capability;
-use super::counter::{Continued, Rate};
+use super::counter::{Continued, During, Rate};
 use super::links::LinkReader;
-use super::schedule::Tier;
+use super::schedule::{self, Tier};
 use super::tally::{PollCounts, Tally};
 use crate::health::{Observation, Windows};
 use crate::snapshot::{
@@ -38,8 +40,8 @@ pub const THROTTLES: [(Field, &str); THROTTLE_REASONS] = [
     (Field::HELD_BY_POWER_BRAKE, "hw-power-brake"),
 ];
 
-/// After this many ticks in a row with nothing but unknown errors, the library is opened anew.
-const UNKNOWN_TICKS_BEFORE_REOPENING: u32 = 3;
+/// After this many ticks in a row in which every call was refused, the device counts as refused.
+const REFUSED_TICKS: u32 = 3;
 
 /// What a tick asks of its surroundings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,9 @@ pub enum Verdict {
     Continue,
     /// The device is lost: try to take hold of it anew.
     Lost,
+    /// The device refuses every call: try to take hold of it anew. Whether the library is to be opened anew depends
+    /// on the other devices.
+    Refused,
     /// The library has lost its driver: open it anew.
     Reopen,
 }
@@ -70,7 +75,8 @@ pub struct Collector {
     windows: Windows,
     held_by_hardware: Duration,
     last_clock_events: Option<Instant>,
-    unknown_ticks: u32,
+    last_gpm: Option<Instant>,
+    refused_ticks: u32,
 }
 
 #[derive(Debug, Default)]
@@ -132,7 +138,8 @@ impl Collector {
             windows: Windows::default(),
             held_by_hardware: Duration::ZERO,
             last_clock_events: None,
-            unknown_ticks: 0,
+            last_gpm: None,
+            refused_ticks: 0,
         }
     }
 
@@ -152,7 +159,7 @@ impl Collector {
         self.read_memory(device, clock(), &mut tally);
         self.read_utilization(device, clock(), &mut tally);
         self.read_gpm(device, clock(), &mut tally);
-        self.read_fast_fields(device, clock(), &mut tally);
+        self.read_fast_fields(device, &mut clock, &mut tally);
         if is_medium && !tally.is_lost() {
             self.read_medium(device, clock(), &mut tally);
         }
@@ -172,10 +179,10 @@ impl Collector {
 
     fn judge(&mut self, tally: &Tally<'_>, now: Instant) -> Verdict {
         // A tick in which every reading pauses after a failure says nothing.
-        if tally.is_all_unknown() {
-            self.unknown_ticks += 1;
+        if tally.is_all_refused() {
+            self.refused_ticks += 1;
         } else if !tally.is_idle() {
-            self.unknown_ticks = 0;
+            self.refused_ticks = 0;
         }
         if tally.is_lost() {
             self.snapshot.presence = Presence::Lost;
@@ -184,11 +191,15 @@ impl Collector {
         if tally.is_answered() {
             self.snapshot.presence = Presence::Answering;
             self.snapshot.answered_at = Some(now);
+        } else if self.refused_ticks >= REFUSED_TICKS {
+            self.snapshot.presence = Presence::Refused;
         } else if !tally.is_idle() {
             self.snapshot.presence = Presence::Failing;
         }
-        if tally.is_uninitialized() || self.unknown_ticks >= UNKNOWN_TICKS_BEFORE_REOPENING {
+        if tally.is_uninitialized() {
             Verdict::Reopen
+        } else if self.snapshot.presence == Presence::Refused {
+            Verdict::Refused
         } else {
             Verdict::Continue
         }
@@ -212,9 +223,15 @@ impl Collector {
     }
 
     fn read_gpm(&mut self, device: &mut dyn Device, at: Instant, tally: &mut Tally<'_>) {
+        let before = self.last_gpm.replace(at);
         let Some(shares) = gated(&mut self.calls.gpm, at, tally, || device.gpm()) else {
             return;
         };
+        // Shares are means since the sample before. After a pause they tell of the pause, not of now.
+        let longest = schedule::age_limit(Group::Gpm, self.interval);
+        if before.is_some_and(|before| at.saturating_duration_since(before) > longest) {
+            return;
+        }
         let value = Gpm {
             sm_active: tally.part(shares.sm_active),
             sm_occupancy: tally.part(shares.sm_occupancy),
@@ -224,21 +241,32 @@ impl Collector {
         self.snapshot.gpm = Some(Timed { at, value });
     }
 
-    fn read_fast_fields(&mut self, device: &mut dyn Device, at: Instant, tally: &mut Tally<'_>) {
+    fn read_fast_fields(
+        &mut self,
+        device: &mut dyn Device,
+        clock: &mut impl FnMut() -> Instant,
+        tally: &mut Tally<'_>,
+    ) {
+        let at = clock();
         // One of the two is enough; the average is what the power family promises.
         let has_average = self.fast.is_supported(Field::POWER_AVERAGE);
         self.fast.want(Field::POWER_INSTANT, has_average == Some(false));
         self.fast.ask(device, at, tally);
-        self.take_nvlink(at, tally);
+        let during = During {
+            before: at,
+            after: clock(),
+        };
+        self.take_nvlink(during, tally);
         self.take_pcie(at, tally);
         self.take_power(device, at, tally);
     }
 
-    fn take_nvlink(&mut self, at: Instant, tally: &mut Tally<'_>) {
+    fn take_nvlink(&mut self, during: During, tally: &mut Tally<'_>) {
+        let longest = schedule::age_limit(Group::Nvlink, self.interval);
         let mut direction = |field, rate: &mut Option<Rate>| {
             let total = tally.part(self.fast.answer(field, Scope::AllLinks).and_then(Number::kib));
             let speed = match (rate.as_mut(), total) {
-                (Some(rate), Some(total)) => tally.part(rate.advance(at, total)),
+                (Some(rate), Some(total)) => tally.part(rate.advance(during, total, longest)),
                 (Some(rate), None) => {
                     rate.forget();
                     None
@@ -257,7 +285,10 @@ impl Collector {
                     tx: tx_rate,
                 },
             };
-            self.snapshot.nvlink = Some(Timed { at, value });
+            self.snapshot.nvlink = Some(Timed {
+                at: during.before,
+                value,
+            });
         }
     }
 
@@ -342,30 +373,6 @@ impl Collector {
                 value: Arc::new(changed),
             });
         }
-    }
-
-    fn support(&self) -> Vec<(&'static str, bool)> {
-        let calls = [
-            ("utilization", self.calls.utilization),
-            ("memory", self.calls.memory),
-            ("gpm", self.calls.gpm),
-            ("temperature", self.calls.temperature),
-            ("remapped-rows", self.calls.rows),
-            ("fabric", self.calls.fabric),
-        ];
-        let calls = calls
-            .into_iter()
-            .filter_map(|(name, capability)| Some((name, capability.is_supported()?)));
-        let batches = self
-            .fast
-            .support()
-            .chain(self.medium.support())
-            .chain(self.slow.support());
-        let mut all: Vec<_> = calls.chain(batches).chain(self.links.support()).collect();
-        // Traffic fields are asked in two scopes; offered in one is offered.
-        all.sort_unstable_by_key(|(name, is_supported)| (*name, !*is_supported));
-        all.dedup_by_key(|(name, _)| *name);
-        all
     }
 }
 

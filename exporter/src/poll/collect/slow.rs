@@ -5,12 +5,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forewarm_nvml::{ClockDomain, Device, Field, Number, Scope};
+use forewarm_nvml::{ClockDomain, Device, FabricState, Field, Gap, Number, Reading, Rejection, Scope};
 
 use super::{Collector, THROTTLES, gated};
 use crate::poll::schedule::Tier;
 use crate::poll::tally::Tally;
 use crate::snapshot::{Clocks, Ecc, Health, THROTTLE_REASONS, Thermal, Timed};
+
+/// Six kinds of advice are defined; a driver newer than this build may have a few more, garbage is far above.
+const MOST_ADVICE: u64 = 63;
+
+fn known_advice(advice: u64) -> Reading<u64> {
+    if advice > MOST_ADVICE {
+        Err(Gap::Rejected(Rejection::Implausible))
+    } else {
+        Ok(advice)
+    }
+}
 
 impl Collector {
     pub(super) fn read_medium(&mut self, device: &mut dyn Device, at: Instant, tally: &mut Tally<'_>) {
@@ -81,18 +92,34 @@ impl Collector {
             uncorrected_volatile: count(Field::ECC_UNCORRECTED_VOLATILE),
             rows,
         };
-        let recovery_action = count(Field::RECOVERY_ACTION);
+        let advice = self
+            .slow
+            .answer(Field::RECOVERY_ACTION, Scope::Gpu)
+            .and_then(Number::unsigned)
+            .and_then(known_advice);
+        let recovery_action = tally.part(advice);
         if value.corrected.is_some() || value.uncorrected.is_some() || rows.is_some() {
             self.snapshot.ecc = Some(Timed { at, value });
         }
-        let fabric = gated(&mut self.calls.fabric, at, tally, || device.fabric());
+        let fabric = gated(&mut self.calls.fabric, at, tally, || match device.fabric() {
+            // The call works everywhere; a fabric is what it is about.
+            Ok(fabric) if fabric.state == FabricState::NotSupported => Err(Gap::Unsupported),
+            other => other,
+        });
         if let Some(links) = self.links.read(device, at, tally) {
             self.snapshot.links = Some(Timed {
                 at,
                 value: Arc::new(links),
             });
         }
-        if tally.is_answered() {
+        // A driver that once advised and now fails to answer has not withdrawn its advice: the older one stays, and ages.
+        let is_advice_missing = matches!(advice, Err(Gap::Failed { .. } | Gap::Rejected(_) | Gap::NotYet))
+            && self
+                .snapshot
+                .health
+                .as_ref()
+                .is_some_and(|health| health.value.recovery_action.is_some());
+        if tally.is_answered() && !is_advice_missing {
             let reasons = Vec::new();
             let health = Health {
                 recovery_action,

@@ -195,22 +195,31 @@ fn a_lost_gpu_is_told_at_once() {
 }
 
 #[test]
-fn an_uninitialised_library_is_opened_anew_at_once_and_an_unknown_error_after_three_ticks() {
+fn an_uninitialised_library_is_opened_anew_at_once() {
     let mut bench = Bench::new(gpu());
     bench.device.answers().fail_all(Gap::Failed {
         code: Code::UNINITIALIZED,
         call: Call::MemoryInfo,
     });
     assert_eq!(bench.tick().1, Verdict::Reopen);
-    let mut bench = Bench::new(gpu());
-    bench.tick();
-    bench.device.answers().fail_all(Gap::Failed {
-        code: Code::UNKNOWN,
-        call: Call::MemoryInfo,
-    });
-    let verdicts: Vec<_> = (0..20).map(|_| bench.tick().1).collect();
-    assert_eq!(verdicts[..2], [Verdict::Continue; 2]);
-    assert!(verdicts.contains(&Verdict::Reopen), "{verdicts:?}");
+}
+
+#[test]
+fn a_device_that_refuses_every_call_for_three_ticks_is_refused_and_leaves_the_library_alone() {
+    for code in [Code::UNKNOWN, Code::NO_PERMISSION] {
+        let mut bench = Bench::new(gpu());
+        bench.tick();
+        bench.device.answers().fail_all(Gap::Failed {
+            code,
+            call: Call::MemoryInfo,
+        });
+        let ticks: Vec<_> = (0..20).map(|_| bench.tick()).collect();
+        let verdicts: Vec<_> = ticks.iter().map(|(_, verdict)| *verdict).collect();
+        assert_eq!(verdicts[..2], [Verdict::Continue; 2]);
+        assert!(verdicts.contains(&Verdict::Refused), "{code}: {verdicts:?}");
+        assert!(!verdicts.contains(&Verdict::Reopen), "{code}: {verdicts:?}");
+        assert_eq!(ticks.last().unwrap().0.presence, Presence::Refused);
+    }
 }
 
 #[test]
@@ -247,6 +256,89 @@ fn links_are_summed_only_when_all_have_told() {
         (links.up, links.errors.replay, links.errors.crc),
         (Some(1), Some(10), None)
     );
+}
+
+#[test]
+fn a_link_that_sleeps_is_up() {
+    let mut answers = gpu();
+    answers.set(Field::NVLINK_COUNT, Number::U32(2));
+    answers.set_scoped(Field::NVLINK_STATE, Scope::Link(0), Number::U32(1));
+    answers.set_scoped(Field::NVLINK_STATE, Scope::Link(1), Number::U32(2));
+    assert_eq!(Bench::new(answers).tick().0.links.unwrap().value.up, Some(2));
+}
+
+#[test]
+fn advice_stands_while_the_driver_fails_to_repeat_it() {
+    let mut answers = gpu();
+    answers.set(Field::RECOVERY_ACTION, Number::U32(1));
+    let mut bench = Bench::new(answers);
+    let (snapshot, _) = bench.tick();
+    let told = snapshot.health.unwrap();
+    assert_eq!(told.value.reasons, [Reason::RecoveryNeeded]);
+    bench
+        .device
+        .answers()
+        .set(Field::RECOVERY_ACTION, Number::U64(u64::from(u32::MAX)));
+    for _ in 0..60 {
+        let health = bench.tick().0.health.unwrap();
+        assert_eq!((health.at, &health.value.reasons), (told.at, &told.value.reasons));
+    }
+    assert!(bench.rejected(Rejection::Implausible) > 0);
+    bench.device.answers().set(Field::RECOVERY_ACTION, Number::U32(0));
+    let mut last = None;
+    for _ in 0..31 {
+        last = bench.tick().0.health;
+    }
+    assert!(last.unwrap().value.reasons.is_empty());
+}
+
+#[test]
+fn gpm_over_a_pause_is_not_told_as_the_present_share() {
+    let mut answers = gpu();
+    let share = Ratio::from_percent(80.0);
+    answers.gpm = Ok(forewarm_nvml::Gpm {
+        sm_active: share,
+        sm_occupancy: share,
+        tensor_active: share,
+        dram_active: share,
+    });
+    let mut bench = Bench::new(answers);
+    let start = bench.now;
+    assert_eq!(bench.tick().0.gpm.unwrap().at, start);
+    bench.now += 30 * SECOND;
+    assert_eq!(bench.tick().0.gpm.unwrap().at, start, "a mean over half a minute");
+    let now = bench.now;
+    assert_eq!(bench.tick().0.gpm.unwrap().at, now);
+}
+
+#[test]
+fn every_reading_that_is_missing_or_stands_in_has_its_line_of_support() {
+    let mut answers = gpu();
+    answers.fields.remove(&(Field::POWER_INSTANT, 0));
+    answers.power_usage = forewarm_nvml::Watts::from_milliwatts(42_000);
+    answers.fabric = Ok(forewarm_nvml::Fabric {
+        state: forewarm_nvml::FabricState::NotSupported,
+        cluster: None,
+        clique: 0,
+        joined: false,
+    });
+    let mut bench = Bench::new(answers);
+    let mut last = None;
+    for _ in 0..31 {
+        last = Some(bench.tick().0);
+    }
+    let support = last.unwrap().support;
+    for line in [
+        ("power-average", false),
+        ("power-instant", false),
+        ("power-usage", true),
+        ("clock-sm", true),
+        ("clock-video", false),
+        ("fabric", false),
+        ("gpm", false),
+    ] {
+        assert!(support.contains(&line), "{line:?} in {support:?}");
+    }
 }
 
 #[test]
