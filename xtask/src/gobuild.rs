@@ -6,6 +6,7 @@
 //! reader never sees half of it; one build at a time (a lock file); an interrupted build goes on where it was.
 
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -33,6 +34,8 @@ const CONTROL_PLANE: [Program; 4] = [
     ),
     ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
 ];
+/// Our own walk through the fake NVML by NVIDIA's client, from sources in this repository.
+const NVML_WALKER: [Program; 1] = [("gonvml", ".")];
 const KUSTOMIZE: [Program; 1] = [("kustomize", "sigs.k8s.io/kustomize/kustomize/v5")];
 const PROMTOOL: [Program; 1] = [("promtool", "github.com/prometheus/prometheus/cmd/promtool")];
 
@@ -122,6 +125,7 @@ fn single(
         source,
         programs,
         ldflags: "-s -w".to_owned(),
+        cgo: false,
     };
     let folder = if complete(&module.folder, programs) {
         module.folder
@@ -129,6 +133,47 @@ fn single(
         module.build()?
     };
     Ok(folder.join(name))
+}
+
+/// Finds the walker of the fake NVML (`FOREWARM_GO_NVML`, the cache folder), building it when there is none.
+pub(crate) fn nvml_walker(root: &Path) -> Result<PathBuf> {
+    if let Some(named) = variable("FOREWARM_GO_NVML") {
+        return Ok(named);
+    }
+    let module = nvml_walker_module(root)?;
+    let folder = if complete(&module.folder, &NVML_WALKER) {
+        module.folder
+    } else {
+        module.build()?
+    };
+    Ok(folder.join("gonvml"))
+}
+
+/// Keyed by what it is built from: the client's release and our sources.
+fn nvml_walker_module(root: &Path) -> Result<Module> {
+    let source = root.join("tests/gonvml");
+    let client = required(&source, "github.com/NVIDIA/go-nvml")?;
+    let mut sources: Vec<PathBuf> = fs::read_dir(&source)
+        .with_context(|| format!("reading {}", source.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    sources.sort();
+    let mut hasher = DefaultHasher::new();
+    for path in sources {
+        fs::read(&path)
+            .with_context(|| format!("reading {}", path.display()))?
+            .hash(&mut hasher);
+    }
+    let release = format!("{client}-{:016x}", hasher.finish());
+    Ok(Module {
+        name: "NVML walker",
+        folder: cache()?.join("gonvml").join(&release),
+        release,
+        source,
+        programs: &NVML_WALKER,
+        ldflags: "-s -w".to_owned(),
+        cgo: true,
+    })
 }
 
 fn control_plane_module(root: &Path) -> Result<Module> {
@@ -143,6 +188,7 @@ fn control_plane_module(root: &Path) -> Result<Module> {
         source,
         programs: &CONTROL_PLANE,
         ldflags: version_ldflags(&kubernetes)?,
+        cgo: false,
     })
 }
 
@@ -221,6 +267,8 @@ struct Module {
     folder: PathBuf,
     programs: &'static [Program],
     ldflags: String,
+    /// Needs a C compiler. Otherwise a program is static: it runs in any mount namespace of the testbed.
+    cgo: bool,
 }
 
 impl Module {
@@ -276,8 +324,9 @@ impl Module {
         let started = Instant::now();
         let mut child = Command::new("go")
             .current_dir(&self.source)
-            // Static programs: they run in any mount namespace of the testbed.
-            .env("CGO_ENABLED", "0")
+            .env("CGO_ENABLED", if self.cgo { "1" } else { "0" })
+            // go-nvml binds every symbol that a header ever had.
+            .env("CGO_CFLAGS", "-O1 -Wno-deprecated-declarations")
             .args(["build", "-ldflags", &self.ldflags, "-o"])
             .arg(output)
             .arg(package)

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
@@ -80,7 +80,7 @@ pub(crate) fn test(root: &Path, args: &TestArgs) -> Result<()> {
         .collect();
     let targets = targets(&metadata(root)?);
     // Without peers the levels that need none still run.
-    let peers = prepare(root, &levels, &targets)?;
+    let (peers, walker) = prepare(root, &levels, &targets)?;
 
     let mut counts = BTreeMap::new();
     let mut failed = Vec::new();
@@ -94,7 +94,11 @@ pub(crate) fn test(root: &Path, args: &TestArgs) -> Result<()> {
             counts.insert(*level, Counts::default());
             continue;
         }
-        let (sum, passed) = run_level(root, *level, &targets, peers.as_ref().ok(), &args.runner)?;
+        let programs = Programs {
+            peers: peers.as_ref().ok(),
+            walker: walker.as_deref(),
+        };
+        let (sum, passed) = run_level(root, *level, &targets, &programs, &args.runner)?;
         note(format!(
             "── {} level: {} s",
             level.name(),
@@ -118,21 +122,47 @@ pub(crate) fn test(root: &Path, args: &TestArgs) -> Result<()> {
 #[derive(Debug, Default)]
 struct Peers {
     control_plane: Option<Found>,
-    kustomize: Option<std::path::PathBuf>,
+    kustomize: Option<PathBuf>,
+}
+
+/// What the tests of a level are told of.
+#[derive(Debug)]
+struct Programs<'prepared> {
+    peers: Option<&'prepared Peers>,
+    /// NVIDIA's Go client, made to walk the fake NVML; without it the test that needs it skips.
+    walker: Option<&'prepared Path>,
+}
+
+/// Builds the walker of the fake NVML; a machine that cannot is no reason to run nothing.
+fn walker(root: &Path, levels: &[Level]) -> Option<PathBuf> {
+    if !levels.contains(&Level::Process) {
+        return None;
+    }
+    gobuild::nvml_walker(root)
+        .inspect_err(|error| note(format!("NVML walker: {error:#}")))
+        .ok()
 }
 
 /// Compiles everything while Go builds what is missing; tests start when both are done, on a quiet machine.
-fn prepare(root: &Path, levels: &[Level], targets: &BTreeMap<Level, Vec<String>>) -> Result<Result<Peers>> {
+fn prepare(
+    root: &Path,
+    levels: &[Level],
+    targets: &BTreeMap<Level, Vec<String>>,
+) -> Result<(Result<Peers>, Option<PathBuf>)> {
     let needs_peers = levels.contains(&Level::Apiserver);
     std::thread::scope(|scope| {
-        let peers = scope.spawn(move || -> Result<Peers> {
-            if !needs_peers {
-                return Ok(Peers::default());
-            }
-            Ok(Peers {
-                kustomize: Some(gobuild::kustomize(root)?),
-                control_plane: Some(gobuild::control_plane(root)?),
-            })
+        let peers = scope.spawn(move || {
+            let walker = walker(root, levels);
+            let build = || {
+                if !needs_peers {
+                    return Ok(Peers::default());
+                }
+                Ok(Peers {
+                    kustomize: Some(gobuild::kustomize(root)?),
+                    control_plane: Some(gobuild::control_plane(root)?),
+                })
+            };
+            (build(), walker)
         });
         let mut compile = cargo(root);
         compile.args(["test", "--locked", "--no-run", "--lib", "--bins"]);
@@ -161,7 +191,7 @@ fn run_level(
     root: &Path,
     level: Level,
     targets: &BTreeMap<Level, Vec<String>>,
-    peers: Option<&Peers>,
+    programs: &Programs<'_>,
     runner: &[OsString],
 ) -> Result<(Counts, bool)> {
     let none = Vec::new();
@@ -186,11 +216,14 @@ fn run_level(
     let mut sum = Counts::default();
     let mut passed = true;
     for mut command in commands {
-        if let Some(found) = peers.and_then(|peers| peers.control_plane.as_ref()) {
+        if let Some(found) = programs.peers.and_then(|peers| peers.control_plane.as_ref()) {
             found.tell(&mut command);
         }
-        if let Some(kustomize) = peers.and_then(|peers| peers.kustomize.as_ref()) {
+        if let Some(kustomize) = programs.peers.and_then(|peers| peers.kustomize.as_ref()) {
             command.env("FOREWARM_KUSTOMIZE", kustomize);
+        }
+        if let Some(walker) = programs.walker {
+            command.env("FOREWARM_GO_NVML", walker);
         }
         if !runner.is_empty() {
             command.arg("--").args(runner);

@@ -143,6 +143,10 @@ device_call! {
             .filter(|other| **other != view.at && ancestor(view, **other) <= level)
             .map(|other| Handle::Gpu(*other).pointer())
             .collect();
+        // Unlike other lists: asked with a count of zero, it says the count and succeeds.
+        if !count.is_null() && count.read() == 0 {
+            return put(count, near.len() as c_uint);
+        }
         view.put_list(devices, count, &near)
     };
     nvmlDeviceGetP2PStatus(other: nvmlDevice_t, index: nvmlGpuP2PCapsIndex_t, status: *mut nvmlGpuP2PStatus_t)

@@ -16,11 +16,11 @@ use crate::gpu::Integrals;
 use crate::state::{Sample, State, Target};
 
 /// Most metrics a client can ask for at once: the largest array of any published header.
-const MOST_METRICS: u32 = 333;
+const MOST_METRICS: u32 = 477;
 /// Samples a client can hold: far above any use, so that a leak is noticed.
 const MOST_SAMPLES: usize = 65_536;
 /// First metric id that no published header has.
-const METRIC_END: u32 = 333;
+const METRIC_END: u32 = 477;
 const MIB: f64 = 1_048_576.0;
 
 fn token(sample: nvmlGpmSample_t) -> usize {
