@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use forewarm_signals::{Family, MeasuredAt, TABLES};
+use forewarm_signals::{Family, MeasuredAt, TABLES, own};
 
 use super::Generated;
 
@@ -25,10 +25,38 @@ pub(super) fn reference() -> Generated {
             text.push_str("None yet.\n");
             continue;
         }
+        if let Some(place) = place(part) {
+            let _infallible = writeln!(text, "{place}\n");
+        }
         text.push_str("| family | type | labels | age from | meaning |\n|---|---|---|---|---|\n");
         families.iter().for_each(|family| row(&mut text, family));
     }
     Generated::new("docs/reference/metrics.md", text)
+}
+
+/// Where the families of a part are found.
+fn place(part: &str) -> Option<String> {
+    let own: Vec<String> = own::BESIDE_READINGS
+        .iter()
+        .map(|family| format!("`{}`", family.name))
+        .collect();
+    Some(match part {
+        "exporter: devices" | "exporter: pods" => {
+            "On `/metrics` of the metrics port (`--listen`).".to_owned()
+        }
+        "exporter: devices in detail" => {
+            "On `/metrics/detail` of the metrics port (`--listen`), with the age lines that they need."
+                .to_owned()
+        }
+        "exporter: itself" => format!(
+            "On `/metrics` of the admin port (`--admin-listen`). These are on the metrics port as well: {}.",
+            own.join(", ")
+        ),
+        "adapter: itself" | "every program" => {
+            "On `/metrics` of the admin port (`--admin-listen`).".to_owned()
+        }
+        _ => return None,
+    })
 }
 
 fn row(text: &mut String, family: &Family) {
@@ -71,5 +99,15 @@ mod tests {
             );
         }
         assert!(text.contains("## Exporter: devices"));
+    }
+
+    #[test]
+    fn every_part_of_the_exporter_says_on_which_port_it_is() {
+        for (part, _) in TABLES {
+            if part.starts_with("exporter") {
+                assert!(place(part).is_some_and(|place| place.contains("port")), "{part}");
+            }
+        }
+        assert!(place("exporter: itself").is_some_and(|place| place.contains("forewarm_exporter_nvml_up")));
     }
 }
