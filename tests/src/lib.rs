@@ -11,5 +11,6 @@ pub mod kustomize;
 pub mod load;
 pub mod netns;
 pub mod process;
+pub mod scratch;
 pub mod simnode;
 pub mod wait;

@@ -24,11 +24,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::{Api, Client};
-use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use crate::child::Child;
 use crate::netns::control_plane_address;
+use crate::scratch::Scratch;
 use crate::wait::until;
 
 use access::Access;
@@ -78,7 +78,7 @@ pub struct ControlPlane {
     access: Access,
     admin: Pair,
     client: Client,
-    folder: TempDir,
+    folder: Scratch,
 }
 
 impl std::fmt::Debug for ControlPlane {
@@ -98,9 +98,7 @@ impl ControlPlane {
     pub async fn start(options: &Options) -> anyhow::Result<Self> {
         access::install_crypto();
         let binaries = Binaries::find()?;
-        let folder = tempfile::Builder::new()
-            .prefix("forewarm-controlplane-")
-            .tempdir()?;
+        let folder = Scratch::new("controlplane")?;
         let address = control_plane_address();
         let certs = Certs::generate(&folder.path().join("pki"), address, flags::SERVICE_ADDRESS)?;
         let ports = Ports::choose().context("choosing ports")?;

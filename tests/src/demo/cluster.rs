@@ -26,6 +26,7 @@ use crate::install::{Mode, apply};
 use crate::kustomize;
 use crate::load::serving::Serving;
 use crate::process::{Artefacts, Scrape};
+use crate::scratch::Scratch;
 use crate::simnode::gpus::Driver;
 use crate::simnode::{Images, NvidiaRuntime, Run, SimNode, SimNodeSpec};
 use crate::wait::until;
@@ -56,7 +57,7 @@ pub struct Cluster {
     // Nodes end before the API server they report to.
     nodes: Arc<Vec<SimNode>>,
     plane: ControlPlane,
-    _overlay: tempfile::TempDir,
+    _overlay: Scratch,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -118,7 +119,7 @@ impl Cluster {
                 })
                 .collect();
         });
-        let overlay = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
+        let overlay = Scratch::new("demo")?;
         let cluster = Self {
             nodes: Arc::new(nodes),
             plane,

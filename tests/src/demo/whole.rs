@@ -21,6 +21,7 @@ use super::wishes::Wishes;
 use crate::load::clock::LoadClock;
 use crate::load::serving::Serving;
 use crate::process::Artefacts;
+use crate::scratch::Scratch;
 
 /// The HPA's sync period here; five times as fast as the controller's default of 15 s.
 pub(super) const HPA_SYNC: Duration = Duration::from_secs(3);
@@ -58,7 +59,7 @@ pub(super) async fn tell(
     let starting = Box::pin(Cluster::start(stage, artefacts, &serving, HPA_SYNC));
     let started = unless_stopped(stop, starting).await;
     let cluster = started.context("interrupted while starting")??;
-    let outside = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
+    let outside = Scratch::new("demo")?;
     if let Some(listener) = api {
         let kubeconfig = outside.path().join("kubeconfig");
         cluster.serve_outside(listener, &kubeconfig)?;

@@ -11,11 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use http::StatusCode;
 use serde_json::Value;
-use tempfile::TempDir;
 
 use super::artefacts::{Artefacts, artefacts};
 use super::program::Program;
 use super::scrape::{Scrape, fetch};
+use crate::scratch::Scratch;
 use crate::wait::{Late, until};
 
 /// First lines of every configuration.
@@ -30,7 +30,7 @@ pub struct Adapter {
     pub api: SocketAddr,
     /// Where probes and its own health are served.
     pub admin: SocketAddr,
-    folder: TempDir,
+    folder: Scratch,
 }
 
 /// What the metrics API answered.
@@ -77,10 +77,7 @@ impl Adapter {
     /// # Errors
     /// It cannot be started, or does not listen in time.
     pub async fn start_of(artefacts: &Artefacts, config: &str) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix("forewarm-adapter-")
-            .tempdir()
-            .context("make a folder")?;
+        let folder = Scratch::new("adapter").context("make a folder")?;
         let path = folder.path().join("adapter.yaml");
         std::fs::write(&path, config)?;
         let mut command = Command::new(&artefacts.adapter);

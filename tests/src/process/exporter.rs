@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use forewarm_fake_nvml::{Control, gpu_uuid};
-use tempfile::TempDir;
 
 use super::artefacts::{Artefacts, artefacts};
 use super::program::Program;
 use super::scrape::Scrape;
+use crate::scratch::Scratch;
 use crate::wait::{Late, until};
 
 /// How to start an exporter.
@@ -64,7 +64,7 @@ pub struct Exporter {
     /// Where probes and its own health are served.
     pub admin: SocketAddr,
     control: Control,
-    folder: TempDir,
+    folder: Scratch,
 }
 
 /// Seed of the fake's UUIDs, the same in all tests so that expected UUIDs are known beforehand.
@@ -75,16 +75,13 @@ impl Exporter {
     ///
     /// # Errors
     /// The programs cannot be built, or no folder can be made.
-    pub fn prepare(options: &ExporterOptions) -> Result<(TempDir, Command)> {
+    pub fn prepare(options: &ExporterOptions) -> Result<(Scratch, Command)> {
         let artefacts = if options.release {
             Artefacts::release()?
         } else {
             artefacts()?
         };
-        let folder = tempfile::Builder::new()
-            .prefix("forewarm-exporter-")
-            .tempdir()
-            .context("make a folder")?;
+        let folder = Scratch::new("exporter").context("make a folder")?;
         let kubelet_dir = options
             .kubelet_dir
             .clone()
@@ -125,7 +122,7 @@ impl Exporter {
     ///
     /// # Errors
     /// It cannot be started, or does not listen in time.
-    pub async fn start_in(folder: TempDir, command: Command) -> Result<Self> {
+    pub async fn start_in(folder: Scratch, command: Command) -> Result<Self> {
         let mut program = Program::start("forewarm-exporter", command, folder.path())?;
         Ok(Self {
             metrics: program.listening("metrics").await?,

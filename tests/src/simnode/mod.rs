@@ -40,13 +40,13 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::child::tail;
 use crate::kubelet::Kubelet;
 use crate::netns;
+use crate::scratch::Scratch;
 use devices::Devices;
 use forewarm_signals::resource::GPU;
 use workload::GpuLoad;
@@ -173,7 +173,7 @@ pub struct SimNode {
     node: Arc<Node>,
     gpus: gpus::Gpus,
     _tasks: JoinSet<()>,
-    _folder: TempDir,
+    _folder: Scratch,
 }
 
 impl std::fmt::Debug for SimNode {
@@ -199,10 +199,7 @@ impl SimNode {
             node: spec.name.clone(),
             source,
         };
-        let folder = tempfile::Builder::new()
-            .prefix(&format!("{}-", spec.name))
-            .tempdir()
-            .map_err(files)?;
+        let folder = Scratch::new(&spec.name).map_err(files)?;
         let gpus =
             gpus::Gpus::install(&spec.driver, &spec.name, &folder.path().join("root")).map_err(files)?;
         let kubelet = kubelet(folder.path()).map_err(files)?;

@@ -11,12 +11,12 @@ use anyhow::Context as _;
 use forewarm_fake_nvml::settings::Settings;
 use forewarm_tests::controlplane::{ControlPlane, Options};
 use forewarm_tests::process::artefacts;
+use forewarm_tests::scratch::Scratch;
 use forewarm_tests::simnode::gpus::Driver;
 use forewarm_tests::simnode::workload::Idle;
 use forewarm_tests::simnode::{Images, NvidiaRuntime, Run, SimNode, SimNodeSpec};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::{Mutex, OnceCell, RwLock};
 
@@ -86,8 +86,8 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     /// Makes all temporary folders of the process lie in one, which the caller removes.
-    pub(crate) fn folder() -> std::io::Result<TempDir> {
-        let folder = tempfile::Builder::new().prefix("forewarm-").tempdir()?;
+    pub(crate) fn folder() -> std::io::Result<Scratch> {
+        let folder = Scratch::new("apiserver")?;
         tempfile::env::override_temp_dir(folder.path())
             .map_err(|_| std::io::Error::other("the temporary folder was chosen before"))?;
         Ok(folder)

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use forewarm_fake_nvml::control::Control;
 use jiff::Timestamp;
-use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::demo::picture::{ActStatus, NodeRow, PodRow, Sample, Stage};
@@ -26,6 +25,7 @@ use crate::kubelet::Kubelet;
 use crate::load::OfferedLoad;
 use crate::load::clock::LoadClock;
 use crate::process::{Artefacts, Program, fetch};
+use crate::scratch::Scratch;
 use crate::wait::until;
 use programs::{Running, adapter, exporter, gpus};
 use simulated::Simulated;
@@ -74,7 +74,7 @@ pub struct Half {
     exporter: Running,
     kubelet: Kubelet,
     gpus: Vec<String>,
-    _folder: TempDir,
+    _folder: Scratch,
 }
 
 impl std::fmt::Debug for Half {
@@ -102,7 +102,7 @@ impl Half {
     /// # Errors
     /// A program that does not start, or no driver where the real one was asked for.
     pub async fn start(stage: &Stage, artefacts: &Artefacts, real: bool) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("forewarm-demo-").tempdir()?;
+        let folder = Scratch::new("demo")?;
         let kubelet_dir = folder.path().join("kubelet");
         std::fs::create_dir_all(&kubelet_dir)?;
         let kubelet = Kubelet::start(&kubelet_dir).context("the stand-in kubelet")?;
