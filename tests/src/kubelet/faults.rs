@@ -38,7 +38,8 @@ pub enum Fault {
     Hang,
     /// Bytes that are no message of the API.
     Garbage,
-    /// The right answer, padded with pods without GPUs to at least this many bytes.
+    /// The right answer, padded to at least this many bytes: List with pods without GPUs, GetAllocatableResources
+    /// with a resource without devices.
     Padded(usize),
     /// The kubelet does not know its pods yet.
     NotReady,

@@ -65,12 +65,20 @@ impl PodResourcesLister for Service {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        let padding = match self.faults.get(Call::Allocatable) {
+            Some(Fault::Padded(bytes)) => bytes.div_ceil(PADDING),
+            _ => 0,
+        };
         let state = self.state.borrow();
         let devices = state
             .allocatable
             .iter()
             // The kubelet tells each device in an entry of its own, with its NUMA node.
             .flat_map(|(resource, ids)| ids.iter().map(move |id| devices(resource, vec![id.clone()])))
+            .chain(std::iter::repeat_n(
+                devices(&"r".repeat(PADDING), Vec::new()),
+                padding,
+            ))
             .collect();
         Ok(Response::new(AllocatableResourcesResponse {
             devices,

@@ -42,7 +42,10 @@ impl Pods for Service {
     async fn watch_pods(&self, _: Request<WatchPodsRequest>) -> Result<Response<Events>, Status> {
         let mut told = self.state.subscribe();
         let known = told.borrow_and_update().pods.clone();
-        let mut queue: VecDeque<_> = known.values().map(|pod| event(EventType::Added, pod)).collect();
+        let mut queue: VecDeque<_> = known
+            .values()
+            .map(|pod| event(EventType::Added, encode(pod)))
+            .collect();
         queue.push_back(WatchPodsEvent {
             r#type: EventType::InitialSyncComplete.into(),
             pod: Vec::new(),
@@ -97,11 +100,13 @@ impl Watching {
             let now = self.told.borrow_and_update().pods.clone();
             let gone = self.known.iter().filter(|(uid, _)| !now.contains_key(*uid));
             self.queue
-                .extend(gone.map(|(_, pod)| event(EventType::Deleted, pod)));
+                .extend(gone.map(|(_, pod)| event(EventType::Deleted, identity(pod))));
             for (uid, pod) in &now {
                 match self.known.get(uid) {
-                    None => self.queue.push_back(event(EventType::Added, pod)),
-                    Some(known) if known != pod => self.queue.push_back(event(EventType::Modified, pod)),
+                    None => self.queue.push_back(event(EventType::Added, encode(pod))),
+                    Some(known) if known != pod => {
+                        self.queue.push_back(event(EventType::Modified, encode(pod)));
+                    }
                     Some(_) => {}
                 }
             }
@@ -110,10 +115,27 @@ impl Watching {
     }
 }
 
-fn event(kind: EventType, pod: &Pod) -> WatchPodsEvent {
+fn event(kind: EventType, pod: Vec<u8>) -> WatchPodsEvent {
     WatchPodsEvent {
         r#type: kind.into(),
-        pod: encode(pod),
+        pod,
+    }
+}
+
+/// All that a DELETED event tells.
+fn identity(pod: &Pod) -> Vec<u8> {
+    corev1::Pod {
+        metadata: Some(metadata(pod)),
+        ..corev1::Pod::default()
+    }
+    .encode_to_vec()
+}
+
+fn metadata(pod: &Pod) -> corev1::ObjectMeta {
+    corev1::ObjectMeta {
+        name: Some(pod.name.clone()),
+        namespace: Some(pod.namespace.clone()),
+        uid: Some(pod.uid.clone()),
     }
 }
 
@@ -124,11 +146,7 @@ fn encode(pod: &Pod) -> Vec<u8> {
         status: Some(if holds { "True" } else { "False" }.into()),
     };
     let mut bytes = corev1::Pod {
-        metadata: Some(corev1::ObjectMeta {
-            name: Some(pod.name.clone()),
-            namespace: Some(pod.namespace.clone()),
-            uid: Some(pod.uid.clone()),
-        }),
+        metadata: Some(metadata(pod)),
         spec: Some(corev1::PodSpec {
             node_name: Some("node-a".into()),
         }),

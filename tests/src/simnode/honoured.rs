@@ -6,6 +6,7 @@
 //!
 //! Works on the raw object of the API server, not on typed structs, which would drop what they do not know.
 
+use forewarm_signals::resource::GPU;
 use serde_json::Value;
 
 /// Fields (with everything below them) that the node carries out.
@@ -170,7 +171,11 @@ pub fn check(spec: &Value) -> Result<(), NotHonoured> {
 }
 
 fn walk(value: &Value, path: String, pattern: &str) -> Result<(), NotHonoured> {
-    // Init containers are containers in every respect that matters here.
+    // The kubelet hands the devices of an init container on to the containers; this node does not.
+    if path.starts_with("initContainers") && pattern.ends_with(GPU) {
+        return Err(NotHonoured(path));
+    }
+    // Init containers are containers in every other respect that matters here.
     let pattern = pattern.replacen("initContainers", "containers", 1);
     if is_listed(&pattern) || value.is_null() {
         return Ok(());
@@ -242,6 +247,10 @@ mod tests {
             (
                 json!({"containers": [{"name": "c"}, {"lifecycle": {"preStop": {}}}]}),
                 "containers[1].lifecycle.preStop",
+            ),
+            (
+                json!({"initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}),
+                "initContainers[0].resources.limits.nvidia.com/gpu",
             ),
             (
                 json!({"volumes": [{"name": "v", "nfs": {"server": "s"}}]}),

@@ -3,9 +3,11 @@
 //! The worker looks ten times a second: what does the API server want, what have the containers done, is
 //! the status that was written still true. Deletion is the kubelet's way: SIGTERM, the grace period,
 //! SIGKILL, a last status, then the object is deleted with grace period 0. [`launch`] turns a container's
-//! spec into what is started, [`report`] tells the API server and the node's own APIs.
+//! spec into what is started, [`leave`] ends it and gives back what it held, [`report`] tells the API server
+//! and the node's own APIs.
 
 mod launch;
+mod leave;
 mod report;
 
 use std::collections::BTreeMap;
@@ -42,7 +44,7 @@ pub(super) async fn run(node: &Arc<Node>, pod: Pod, updates: watch::Receiver<Opt
     };
     let mut worker = Worker::new(node, pod, uid.clone());
     let outcome = worker.work(updates).await;
-    lock(&node.devices).release(&uid);
+    worker.give_back();
     node.kubelet.remove(&uid);
     worker.free();
     if let Outcome::Finish = outcome {
@@ -72,6 +74,8 @@ struct Worker {
     refusal: Option<(&'static str, String)>,
     terminate_by: Option<Instant>,
     told: Option<kubelet::Pod>,
+    /// Whether the node's local APIs were told that it ended for good.
+    is_removed: bool,
     written: Option<Value>,
     retry: Option<Instant>,
 }
@@ -100,6 +104,7 @@ impl Worker {
             refusal: None,
             terminate_by: None,
             told: None,
+            is_removed: false,
             written: None,
             retry: None,
             pod,
@@ -220,39 +225,6 @@ impl Worker {
             self.address = self
                 .slot
                 .map(|slot| netns::pod_address(self.node.spec.index, slot));
-        }
-    }
-
-    /// Returns address and load; devices are returned by the caller.
-    fn free(&mut self) {
-        let mut loads = lock(&self.node.loads);
-        self.gpus.values().flatten().for_each(|index| {
-            loads.remove(index);
-        });
-        drop(loads);
-        if let Some(slot) = self.slot.take() {
-            lock(&self.node.slots).remove(&slot);
-        }
-        lock(&self.node.pids).retain(|key, _| {
-            (key.namespace.as_str(), key.pod.as_str())
-                != (
-                    self.pod.metadata.namespace.as_deref().unwrap_or_default(),
-                    self.pod.metadata.name.as_deref().unwrap_or_default(),
-                )
-        });
-    }
-
-    fn terminate_if_asked(&mut self, now: Instant) {
-        if self.pod.metadata.deletion_timestamp.is_none() {
-            return;
-        }
-        let grace = self.pod.metadata.deletion_grace_period_seconds.unwrap_or(30);
-        let by = *self
-            .terminate_by
-            .get_or_insert(now + Duration::from_secs(u64::try_from(grace).unwrap_or_default()));
-        self.all().for_each(Machine::ask_to_end);
-        if now >= by {
-            self.all().for_each(Machine::kill);
         }
     }
 
@@ -396,3 +368,6 @@ enum Which {
     Init(usize),
     Main(usize),
 }
+
+#[cfg(test)]
+mod tests;

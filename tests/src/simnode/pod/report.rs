@@ -30,14 +30,23 @@ impl Worker {
         }
     }
 
-    /// The node's local APIs know before the API server does, as a kubelet's do.
-    fn tell_kubelet(&mut self, observed: &Observed) {
+    /// The node's local APIs know before the API server does, as a kubelet's do: the end of a pod as its last phase
+    /// and then as its removal, though the object stays.
+    pub(super) fn tell_kubelet(&mut self, observed: &Observed) {
+        if self.is_removed {
+            return;
+        }
         let phase = match observed.phase {
             "Running" => kubelet::Phase::Running,
             "Succeeded" => kubelet::Phase::Succeeded,
             "Failed" => kubelet::Phase::Failed,
             _ => kubelet::Phase::Pending,
         };
+        let has_ended =
+            phase.has_ended() && !self.init.iter().chain(&self.containers).any(Machine::is_running);
+        if has_ended {
+            self.give_back();
+        }
         let devices = |container: &str| -> Vec<kubelet::Device> {
             let devices = lock(&self.node.devices);
             self.gpus
@@ -70,6 +79,9 @@ impl Worker {
         if self.told.as_ref() != Some(&told) {
             self.node.kubelet.put(told.clone());
             self.told = Some(told);
+        } else if has_ended {
+            self.node.kubelet.remove(&self.uid);
+            self.is_removed = true;
         }
     }
 
@@ -106,7 +118,7 @@ impl Worker {
         }
     }
 
-    fn observe(&self) -> Observed {
+    pub(super) fn observe(&self) -> Observed {
         let initialized = self.init.iter().all(|machine| machine.exit_code() == Some(0));
         let policy = self.spec().restart_policy.unwrap_or_else(|| "Always".to_owned());
         let exits: Vec<Option<i32>> = self.containers.iter().map(Machine::exit_code).collect();
