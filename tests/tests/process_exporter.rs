@@ -543,6 +543,7 @@ async fn a_replaced_kubelet_is_followed_and_meanwhile_the_last_answer_is_kept() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limited_or_garbled_or_oversized_kubelet_answer_keeps_the_last_one() {
     let (exporter, kubelet) = node().await;
+    let (mut met, mut last_age) = (Vec::new(), 0.0);
     for (fault, reason) in [
         (KubeletFault::Garbage, "malformed"),
         (KubeletFault::Padded(17 << 20), "answer-too-large"),
@@ -571,7 +572,24 @@ async fn a_limited_or_garbled_or_oversized_kubelet_answer_keeps_the_last_one() {
                 &[("api", "allocations")],
             )
             .unwrap();
-        assert!(age > 0.0, "{age}");
+        // No answer was taken since the first fault: its age grows, over one fault and the next.
+        assert!(age > last_age, "{reason}: {age} after {last_age}");
+        last_age = age;
+        met.push(reason);
+        let health = exporter.health().await.unwrap();
+        let counted: std::collections::BTreeSet<_> = health
+            .all(
+                "forewarm_exporter_attribution_errors_total",
+                &[("api", "allocations")],
+            )
+            .filter(|errors| errors.value > 0.0 && errors.label("reason") != "socket-missing")
+            .map(|errors| errors.label("reason"))
+            .collect();
+        assert_eq!(
+            counted,
+            met.iter().copied().collect(),
+            "each fault under its own reason"
+        );
     }
     // Over gRPC's default of 4 MiB is fine.
     kubelet.fault(Call::List, Some(KubeletFault::Padded(5 << 20)));

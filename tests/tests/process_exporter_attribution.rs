@@ -65,6 +65,18 @@ impl Running {
         Scrape::read(&forewarm_runtime::metrics::text(&self.registry)).unwrap()
     }
 
+    /// Every reason counted for a question so far.
+    fn reasons(&self, api: &str) -> Vec<String> {
+        let health = self.health();
+        let mut reasons: Vec<_> = health
+            .all("forewarm_exporter_attribution_errors_total", &[("api", api)])
+            .filter(|errors| errors.value > 0.0)
+            .map(|errors| errors.label("reason").to_owned())
+            .collect();
+        reasons.sort();
+        reasons
+    }
+
     fn errors(&self, api: &str, reason: &str) -> f64 {
         self.health().sum(
             "forewarm_exporter_attribution_errors_total",
@@ -339,7 +351,60 @@ async fn an_answer_over_4_mib_is_read_and_one_over_16_mib_is_refused() {
 
     kubelet.fault(Call::List, Some(Fault::Padded(17 << 20)));
     running.until_failed("allocations", "answer-too-large", 1.0).await;
-    assert_eq!(holders(&running.view.load()), ["uid-1", "uid-2"], "kept");
+    // What it would have told is not read: neither a part of it, nor by asking again.
+    kubelet.put(Pod::running("ml", "web-2", "uid-3", &[]));
+    kubelet.remove("uid-2");
+    running.until_failed("allocations", "answer-too-large", 3.0).await;
+    assert_eq!(
+        holders(&running.view.load()),
+        ["uid-1"],
+        "kept, less the pod that is gone"
+    );
+    assert_eq!(
+        running.reasons("allocations"),
+        ["answer-too-large"],
+        "one failure, one reason"
+    );
+    assert!(running.reasons("pods").is_empty() && running.reasons("allocatable").is_empty());
+    let age = running.view.load().answered_at.unwrap().elapsed();
+    assert!(age >= INTERVAL, "a refused answer is none: {age:?}");
+
+    kubelet.fault(Call::List, None);
+    kubelet.put(Pod::running("ml", "web-1", "uid-4", &[OTHER_GPU]));
+    running
+        .until("read again", |told| holders(told) == ["uid-1", "uid-4"])
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inventory_over_16_mib_is_refused_and_costs_only_itself() {
+    let (dir, kubelet) = kubelet();
+    kubelet.fault(Call::Allocatable, Some(Fault::Padded(17 << 20)));
+    let running = Running::start(dir.path());
+    let told = running.until_held_by("uid-1").await;
+    assert_eq!((&told.allocatable, &told.idle), (&None, &None));
+    assert_eq!(told.handed_out.as_ref().unwrap()["nvidia.com/gpu"], 1);
+    running.until_failed("allocatable", "answer-too-large", 2.0).await;
+    assert_eq!(running.reasons("allocatable"), ["answer-too-large"]);
+    assert!(running.reasons("allocations").is_empty());
+
+    kubelet.fault(Call::Allocatable, Some(Fault::Padded(5 << 20)));
+    let told = running.until("inventory", |told| told.idle.is_some()).await;
+    assert_eq!(told.idle.as_ref().unwrap()["nvidia.com/gpu"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_turns_unhealthy_in_use_takes_no_idle_one_with_it() {
+    let (dir, kubelet) = kubelet();
+    kubelet.set_allocatable("nvidia.com/gpu", [OTHER_GPU]);
+    let running = Running::start(dir.path());
+    let told = running.until("inventory", |told| told.idle.is_some()).await;
+    let of =
+        |counts: &Option<std::collections::BTreeMap<String, u64>>| counts.as_ref().unwrap()["nvidia.com/gpu"];
+    assert_eq!(
+        (of(&told.allocatable), of(&told.handed_out), of(&told.idle)),
+        (1, 1, 1)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
