@@ -4,6 +4,7 @@
 //! Invariants: usage errors exit with 64 and list every bad setting, not the first one; other failures exit
 //! with 1 and print each cause; `--help` and `--version` touch nothing and exit with 0.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -190,6 +191,14 @@ pub fn parse<A: clap::Parser>() -> A {
         Err(error) => {
             // The terminal may be closed: there is nobody left to tell.
             let _unprintable = error.print();
+            let notes = empty_twins(&A::command(), |name| std::env::var_os(name));
+            for name in notes.iter().filter(|_| error.use_stderr()) {
+                let _unprintable = writeln!(
+                    std::io::stderr(),
+                    "note: {} is set and empty; unset it or give it a value",
+                    name.display()
+                );
+            }
             let code = if error.use_stderr() { i32::from(USAGE) } else { 0 };
             if error.use_stderr() {
                 write_termination_log(&error.to_string());
@@ -197,6 +206,16 @@ pub fn parse<A: clap::Parser>() -> A {
             std::process::exit(code)
         }
     }
+}
+
+/// Environment twins that are set to nothing: clap complains about their flag, which nobody gave.
+fn empty_twins(command: &clap::Command, look: impl Fn(&OsStr) -> Option<OsString>) -> Vec<OsString> {
+    command
+        .get_arguments()
+        .filter_map(clap::Arg::get_env)
+        .filter(|name| look(name).is_some_and(|value| value.is_empty()))
+        .map(OsStr::to_owned)
+        .collect()
 }
 
 /// Turns the outcome of a program into its exit code, printing and recording the reason of a failure.
@@ -233,6 +252,18 @@ fn write_termination_log_at(path: &Path, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_environment_twin_that_is_set_to_nothing_is_named() {
+        let command = clap::Command::new("x")
+            .arg(clap::Arg::new("a").long("a").env("X_A"))
+            .arg(clap::Arg::new("b").long("b").env("X_B"));
+        let found = empty_twins(&command, |name| match name.to_str() {
+            Some("X_A") => Some(OsString::new()),
+            _ => Some("set".into()),
+        });
+        assert_eq!(found, ["X_A"]);
+    }
 
     #[test]
     fn every_bad_setting_is_listed() {
