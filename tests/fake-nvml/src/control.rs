@@ -369,7 +369,39 @@ mod tests {
             memory_bytes: 1 << 30,
             ..Process::default()
         }];
+        gpu.events = vec![EventEntry {
+            kind: EventKind::RecoveryAction,
+            data: 1,
+            gi: Some(2),
+            ci: None,
+        }];
+        gpu.bound = Some(true);
+        gpu.counters = Some(CounterControl {
+            resets: 1,
+            bits: Some(32),
+            start: 9,
+        });
+        gpu.mig = Some(MigControl {
+            enabled: Some(true),
+            pending: Some(false),
+            devices: vec![MigDeviceControl {
+                gi: 1,
+                ci: Some(0),
+                profile: "3g.40gb".into(),
+                processes: gpu.processes.clone(),
+                busy: Some(0.25),
+                ..MigDeviceControl::default()
+            }],
+        });
         control.faults = vec![
+            Fault {
+                mig: Some(1),
+                after_calls: Some(1),
+                times: Some(2),
+                after_ms: Some(3),
+                for_ms: Some(4),
+                ..Fault::on_gpu(1, Effect::Grow(5))
+            },
             Fault::on_gpu(1, Effect::Lost),
             Fault::on_call(2, "nvmlDeviceGetUtilizationRates", Effect::Block(Block::Ms(20))),
             Fault::on_call(2, "nvmlDeviceGetPowerUsage", Effect::Error(999)),

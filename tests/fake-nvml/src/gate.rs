@@ -38,6 +38,27 @@ fn wait(library: MutexGuard<'static, Library>, at_most: Duration) -> MutexGuard<
         .map_or_else(|poisoned| poisoned.into_inner().0, |(library, _)| library)
 }
 
+/// Lets the life cycle calls through their faults: waits while they block, then fails as they say.
+fn pass(mut library: MutexGuard<'static, Library>, name: &str) -> Result<MutexGuard<'static, Library>, Code> {
+    let started = Instant::now();
+    let mut counted = true;
+    while let Some(state) = library.state.as_mut() {
+        if state.refresh() {
+            CHANGED.notify_all();
+        }
+        let effects = state.strike(None, name, std::mem::take(&mut counted));
+        if still_blocked(&effects, started) {
+            library = wait(library, LOOK_EVERY);
+            continue;
+        }
+        for effect in effects {
+            error_of(effect)?;
+        }
+        break;
+    }
+    Ok(library)
+}
+
 /// `nvmlInit`: counts a reference, or says why there is no driver.
 pub(crate) fn init() -> Result<(), Code> {
     let mut library = lock();
@@ -57,17 +78,21 @@ pub(crate) fn init() -> Result<(), Code> {
     if fresh {
         library.state = Some(State::new(settings));
     }
+    if let Some(state) = library.state.as_mut() {
+        state.looked = None;
+    }
+    library = pass(library, "nvmlInit_v2")?;
+    if library.references > 0 {
+        // Another thread came first while this one was held up.
+        library.references += 1;
+        return Ok(());
+    }
     let state = library.state.as_mut().ok_or(Code::UNKNOWN)?;
-    state.looked = None;
-    state.refresh();
     if !state.driver_loaded() {
         return Err(Code::DRIVER_NOT_LOADED);
     }
     if let Some(code) = state.control.init_error {
         return Err(Code(code));
-    }
-    for effect in state.strike(None, "nvmlInit_v2", true) {
-        error_of(effect)?;
     }
     state.withdrawn = false;
     state.gone.clear();
@@ -80,7 +105,7 @@ pub(crate) fn init() -> Result<(), Code> {
 
 /// `nvmlShutdown`: gives a reference back.
 pub(crate) fn shutdown() -> Result<(), Code> {
-    let mut library = lock();
+    let mut library = pass(lock(), "nvmlShutdown")?;
     library.references = library.references.checked_sub(1).ok_or(Code::UNINITIALIZED)?;
     if library.references == 0
         && let Some(state) = &mut library.state
@@ -127,16 +152,13 @@ pub(crate) fn error_of(effect: Effect) -> Result<(), Code> {
     }
 }
 
-/// How long the effects block a call, if they do.
-fn blocked(effects: &[Effect]) -> Option<Duration> {
-    effects
-        .iter()
-        .filter_map(|effect| match effect {
-            Effect::Block(Block::Forever) => Some(Duration::MAX),
-            Effect::Block(Block::Ms(ms)) => Some(Duration::from_millis(*ms)),
-            _ => None,
-        })
-        .max()
+/// Whether the effects block a call that began at `started` even now.
+pub(crate) fn still_blocked(effects: &[Effect], started: Instant) -> bool {
+    effects.iter().any(|effect| match effect {
+        Effect::Block(Block::Forever) => true,
+        Effect::Block(Block::Ms(ms)) => started.elapsed() < Duration::from_millis(*ms),
+        _ => false,
+    })
 }
 
 /// Runs one call: `target` finds what it is about, faults strike, then `body` answers. No spinning here.
@@ -153,10 +175,8 @@ pub(crate) fn call(
         let target = target(state)?;
         let effects = state.strike(target, name, counted);
         counted = false;
-        if let Some(left) = blocked(&effects).and_then(|longest| longest.checked_sub(started.elapsed()))
-            && !left.is_zero()
-        {
-            library = wait(library, left.min(LOOK_EVERY));
+        if still_blocked(&effects, started) {
+            library = wait(library, LOOK_EVERY);
             continue;
         }
         let mut struck = Struck::default();
@@ -176,18 +196,29 @@ pub(crate) fn call(
     }
 }
 
-/// Calls `take` until it yields or `timeout` is over; wakes on every change of the control.
+/// What a wait found when it looked.
+pub(crate) enum Found<T> {
+    /// What it waits for.
+    Item(T),
+    /// Nothing so far.
+    Nothing,
+    /// A fault holds the call up, past its timeout.
+    Held,
+}
+
+/// Calls `look` until it finds something or `timeout` is over; wakes on every change of the control.
 pub(crate) fn wait_for<T>(
     timeout: Duration,
-    mut take: impl FnMut(&mut State) -> Result<Option<T>, Code>,
+    mut look: impl FnMut(&mut State) -> Result<Found<T>, Code>,
 ) -> Result<T, Code> {
     let started = Instant::now();
     let mut library = lock();
     loop {
-        if let Some(taken) = take(library.ready()?)? {
-            return Ok(taken);
-        }
-        let left = timeout.saturating_sub(started.elapsed());
+        let left = match look(library.ready()?)? {
+            Found::Item(item) => return Ok(item),
+            Found::Nothing => timeout.saturating_sub(started.elapsed()),
+            Found::Held => LOOK_EVERY,
+        };
         if left.is_zero() {
             return Err(Code::TIMEOUT);
         }

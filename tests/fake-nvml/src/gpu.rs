@@ -141,6 +141,7 @@ pub(crate) struct News {
 pub(crate) struct Gpu {
     pub(crate) index: u32,
     pub(crate) uuid: String,
+    pub(crate) profile: Arc<Profile>,
     pub(crate) load: Arc<Load>,
     pub(crate) integrals: Integrals,
     pub(crate) layout: Arc<Layout>,
@@ -160,17 +161,18 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    pub(crate) fn new(index: u32, uuid: String, profile: &Profile, at_us: u64) -> Self {
+    pub(crate) fn new(index: u32, uuid: String, profile: Arc<Profile>, at_us: u64) -> Self {
         let load = Arc::new(Load::of(
             &GpuControl::default(),
             &Layout::default(),
-            profile,
+            &profile,
             false,
             at_us,
         ));
         Self {
             index,
             uuid,
+            profile,
             history: VecDeque::from([(at_us, Arc::clone(&load))]),
             load,
             integrals: Integrals::default(),
@@ -235,7 +237,6 @@ impl Gpu {
     pub(crate) fn apply(
         &mut self,
         control: &GpuControl,
-        profile: &Profile,
         legacy_mig_uuids: bool,
         time_in_memory: bool,
         from_us: u64,
@@ -244,7 +245,7 @@ impl Gpu {
         let before = std::mem::replace(&mut self.control, Arc::new(control.clone()));
         let mut news = News::default();
         if before.mig != control.mig {
-            let layout = Layout::of(control.mig.as_ref(), profile, &self.uuid, legacy_mig_uuids);
+            let layout = Layout::of(control.mig.as_ref(), &self.profile, &self.uuid, legacy_mig_uuids);
             news.layout_changed = layout.shape() != self.layout.shape();
             news.refused.clone_from(&layout.refused);
             let kept = |gi: &u32| {
@@ -259,8 +260,8 @@ impl Gpu {
             self.integrals = Integrals::default();
             self.totals = Totals::default();
         }
-        let layout = Arc::clone(&self.layout);
-        let load_at = |at_us| Arc::new(Load::of(control, &layout, profile, time_in_memory, at_us));
+        let (layout, profile) = (Arc::clone(&self.layout), Arc::clone(&self.profile));
+        let load_at = |at_us| Arc::new(Load::of(control, &layout, &profile, time_in_memory, at_us));
         self.begin_load(load_at(self.at_us));
         let in_mig = layout.devices.iter().flat_map(|device| &device.control.processes);
         let mut turns: Vec<u64> = control
@@ -316,39 +317,37 @@ mod tests {
 
     use super::*;
 
-    fn gpu() -> (Gpu, Profile) {
-        let profile = Profile::load("h100-sxm").unwrap();
-        (Gpu::new(0, String::new(), &profile, 0), profile)
+    fn gpu() -> Gpu {
+        Gpu::new(0, String::new(), Arc::new(Profile::load("h100-sxm").unwrap()), 0)
     }
 
     #[test]
     fn integrals_are_rate_times_time() {
-        let (mut gpu, profile) = gpu();
+        let mut gpu = gpu();
         let control = GpuControl {
             nvlink_tx_bytes_per_second: Some(1e9),
             power_watts: Some(500.0),
             throttle: vec![Throttle::SwPowerCap],
             ..GpuControl::default()
         };
-        gpu.apply(&control, &profile, false, false, 0);
+        gpu.apply(&control, false, false, 0);
         gpu.advance(2_000_000);
-        gpu.apply(&GpuControl::default(), &profile, false, false, 3_000_000);
+        gpu.apply(&GpuControl::default(), false, false, 3_000_000);
         gpu.advance(10_000_000);
         assert!((gpu.integrals.nvlink_tx_bytes - 3e9).abs() < 1.0);
-        assert!((gpu.integrals.energy_joules - (1500.0 + 7.0 * profile.power.idle_watts)).abs() < 1e-6);
+        assert!((gpu.integrals.energy_joules - (1500.0 + 7.0 * gpu.profile.power.idle_watts)).abs() < 1e-6);
         assert_eq!(gpu.integrals.throttled_ns(Throttle::SwPowerCap), 3_000_000_000);
     }
 
     #[test]
     fn xids_are_new_once() {
-        let (mut gpu, profile) = gpu();
+        let mut gpu = gpu();
         let mut deliver = |xids: &[u64]| {
             gpu.apply(
                 &GpuControl {
                     xids: xids.to_vec(),
                     ..GpuControl::default()
                 },
-                &profile,
                 false,
                 false,
                 0,
@@ -368,13 +367,13 @@ mod tests {
 
     #[test]
     fn history_answers_for_the_past_and_stays_bounded() {
-        let (mut gpu, profile) = gpu();
+        let mut gpu = gpu();
         for step in 0..5000_u64 {
             let control = GpuControl {
                 busy: Some((step % 100) as f64 / 100.0),
                 ..GpuControl::default()
             };
-            gpu.apply(&control, &profile, false, false, step * 100_000);
+            gpu.apply(&control, false, false, step * 100_000);
         }
         assert!(gpu.history.len() <= HISTORY_LENGTH);
         let now = 4999 * 100_000;
@@ -388,7 +387,7 @@ mod tests {
         fn counters_never_go_back(
             steps in prop::collection::vec((0u64..5_000_000, 0.0f64..2e12, 0.0f64..900.0, 0u64..50, any::<bool>()), 1..40)
         ) {
-            let (mut gpu, profile) = gpu();
+            let mut gpu = gpu();
             let (mut now, mut before) = (0u64, (gpu.integrals.clone(), gpu.totals.clone()));
             for (wait, rate, watts, errors, back) in steps {
                 // Time that is handed in may go back; the GPU's own never does.
@@ -400,7 +399,7 @@ mod tests {
                     ecc: Some(EccErrors { corrected: errors, ..EccErrors::default() }),
                     ..GpuControl::default()
                 };
-                gpu.apply(&control, &profile, false, false, now);
+                gpu.apply(&control, false, false, now);
                 gpu.advance(now + 1000);
                 let after = (gpu.integrals.clone(), gpu.totals.clone());
                 prop_assert!(after.0.nvlink_rx_bytes >= before.0.nvlink_rx_bytes);

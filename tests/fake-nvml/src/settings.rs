@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,10 +28,11 @@ pub const DEFAULT_CALL_COST_US: u64 = 50;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Built-in profile name or path of a profile file (`FAKE_NVML_PROFILE`, default `h100-sxm`).
+    /// Built-in profile name or path of a profile file (`FAKE_NVML_PROFILE`, default `h100-sxm`). Several with commas
+    /// between them are the models of the GPUs in turn; the last one is also that of all further GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Number of GPUs (`FAKE_NVML_GPUS`, default by profile).
+    /// Number of GPUs (`FAKE_NVML_GPUS`, default by profile; with several profiles, one each).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u32>,
     /// Driver version (`FAKE_NVML_DRIVER`, default `580.95.05`).
@@ -88,7 +90,8 @@ pub enum SettingsError {
 /// Settings with every default filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Resolved {
-    pub(crate) profile: Profile,
+    /// Models of the GPUs in turn, at least one; the last one is that of all further GPUs.
+    pub(crate) profiles: Vec<Arc<Profile>>,
     pub(crate) gpus: u32,
     pub(crate) driver: Driver,
     pub(crate) control: Option<PathBuf>,
@@ -127,10 +130,15 @@ impl Settings {
             cause: cause.to_string(),
         })?;
         settings.control = settings.control.map(|control| folder.join(control));
-        if let Some(profile) = &mut settings.profile
-            && profile.ends_with(".toml")
-        {
-            *profile = folder.join(&*profile).to_string_lossy().into_owned();
+        if let Some(profiles) = &mut settings.profile {
+            let beside = |name: &str| {
+                if name.ends_with(".toml") {
+                    folder.join(name).to_string_lossy().into_owned()
+                } else {
+                    name.to_owned()
+                }
+            };
+            *profiles = profiles.split(',').map(beside).collect::<Vec<_>>().join(",");
         }
         Ok(settings)
     }
@@ -181,9 +189,15 @@ impl Settings {
     }
 
     fn resolve(self) -> Result<Resolved, SettingsError> {
-        let profile = Profile::load(self.profile.as_deref().unwrap_or("h100-sxm"))?;
+        let names = self.profile.as_deref().unwrap_or("h100-sxm").split(',');
+        let profiles: Vec<Arc<Profile>> = names
+            .map(|name| Profile::load(name.trim()).map(Arc::new))
+            .collect::<Result<_, _>>()?;
         let driver = self.driver.unwrap_or_else(|| "580.95.05".to_owned());
-        let gpus = self.gpus.unwrap_or(profile.gpus);
+        let gpus = self.gpus.unwrap_or(match profiles.as_slice() {
+            [only] => only.gpus,
+            several => several.len() as u32,
+        });
         if gpus > MAX_GPUS {
             return Err(SettingsError::TooManyGpus(gpus));
         }
@@ -195,12 +209,20 @@ impl Settings {
             call_costs_us: self.call_costs_us,
             virtual_time: self.virtual_time.unwrap_or(false),
             uuid_seed: self.uuid_seed.unwrap_or_else(|| "forewarm".to_owned()),
-            profile,
+            profiles,
         })
     }
 }
 
 impl Resolved {
+    /// Model of GPU `index`.
+    pub(crate) fn profile_of(&self, index: u32) -> Option<Arc<Profile>> {
+        self.profiles
+            .get(index as usize)
+            .or(self.profiles.last())
+            .cloned()
+    }
+
     /// Settings of this very copy of the library.
     pub(crate) fn load() -> Result<Self, SettingsError> {
         let beside = match crate::loaded_from::folder() {

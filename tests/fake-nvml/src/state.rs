@@ -85,13 +85,9 @@ impl State {
     pub(crate) fn new(settings: Resolved) -> Self {
         let now_us = if settings.virtual_time { 0 } else { epoch_us() };
         let gpus: Vec<Gpu> = (0..settings.gpus)
-            .map(|index| {
-                Gpu::new(
-                    index,
-                    identity::gpu_uuid(&settings.uuid_seed, index),
-                    &settings.profile,
-                    now_us,
-                )
+            .filter_map(|index| {
+                let uuid = identity::gpu_uuid(&settings.uuid_seed, index);
+                Some(Gpu::new(index, uuid, settings.profile_of(index)?, now_us))
             })
             .collect();
         Self {
@@ -162,7 +158,6 @@ impl State {
         let (was_bound, bound) = (gpu.is_bound(), control.bound.unwrap_or(true));
         let news = gpu.apply(
             control,
-            &self.settings.profile,
             self.settings.driver.legacy_mig_uuids(),
             self.control.encode_time_in_memory,
             from_us,
@@ -246,7 +241,7 @@ impl State {
             return Err(Code::GPU_IS_LOST);
         }
         let enabled = self.gpus[target.gpu].layout.enabled;
-        let profile = &self.settings.profile;
+        let profile = &self.gpus[target.gpu].profile;
         if !mig::answered(call, target.mig.is_some(), enabled)
             || profile
                 .unsupported_calls

@@ -13,9 +13,10 @@
 mod support;
 
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use forewarm_fake_nvml::control::{
-    CounterControl, EccErrors, Effect, EventEntry, EventKind, Fault, Garbage, Process,
+    Block, CounterControl, EccErrors, Effect, EventEntry, EventKind, Fault, Garbage, Process,
 };
 use forewarm_fake_nvml::{gpu_uuid, pci_bus_id};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, MemoryLocation};
@@ -124,6 +125,39 @@ fn init_can_fail_for_a_while() {
     assert!(matches!(init(), Err(NvmlError::LibraryNotFound)));
     assert!(matches!(init(), Err(NvmlError::LibraryNotFound)));
     assert!(init().is_ok());
+}
+
+#[test]
+fn a_wait_for_events_and_an_init_can_be_held_up_past_their_time() {
+    let mut fake = Fake::h100();
+    let nvml = fake.nvml();
+    let set = nvml.create_event_set().unwrap();
+    let set = nvml
+        .device_by_index(1)
+        .unwrap()
+        .register_events(nvml_wrapper::bitmasks::event::EventTypes::CRITICAL_XID_ERROR, set)
+        .unwrap();
+    assert!(matches!(set.wait(0), Err(NvmlError::Timeout)));
+    fake.set(|control| {
+        control.faults = vec![
+            Fault::on_call(1, "nvmlEventSetWait_v2", Effect::Block(Block::Ms(400))),
+            Fault {
+                calls: vec!["nvmlInit_v2".into()],
+                effect: Effect::Block(Block::Ms(300)),
+                ..Fault::default()
+            },
+        ];
+    });
+    wait_until("the wait is held up", || {
+        let started = Instant::now();
+        assert!(matches!(set.wait(0), Err(NvmlError::Timeout)));
+        started.elapsed() >= Duration::from_millis(400)
+    });
+    drop(set);
+    drop(nvml);
+    let started = Instant::now();
+    drop(fake.nvml());
+    assert!(started.elapsed() >= Duration::from_millis(300));
 }
 
 #[test]

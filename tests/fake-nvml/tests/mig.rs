@@ -278,6 +278,51 @@ fn gpm_is_taken_of_each_gpu_instance() {
 }
 
 #[test]
+fn a_mean_over_an_instance_that_was_made_anew_is_refused() {
+    let mut fake = Fake::virtual_time();
+    let step = |fake: &mut Fake, at: u64, profile: &str| {
+        let mig = layout(vec![MigDeviceControl {
+            busy: Some(0.5),
+            ..device(2, profile)
+        }]);
+        fake.set(|control| {
+            control.now_ms = Some(at);
+            control.gpu(0).mig = mig;
+        });
+    };
+    step(&mut fake, 1_000, "3g.40gb");
+    let nvml = fake.nvml();
+    let gpu = nvml.device_by_index(0).unwrap();
+    gpu.power_usage().unwrap();
+    step(&mut fake, 9_000, "3g.40gb");
+    let before = sample_of(&nvml, &gpu, 2);
+    step(&mut fake, 10_000, "2g.20gb");
+    gpu.power_usage().unwrap();
+    step(&mut fake, 11_000, "2g.20gb");
+    let after = sample_of(&nvml, &gpu, 2);
+    // SAFETY: plain C data; tokens are checked by the library.
+    let code = unsafe {
+        let mut request: nvmlGpmMetricsGet_t = std::mem::zeroed();
+        (request.version, request.numMetrics) = (1, 1);
+        (request.sample1, request.sample2) = (before, after);
+        request.metrics[0].metricId = 2;
+        nvml.lib().nvmlGpmMetricsGet(&raw mut request)
+    };
+    assert_eq!(code, INVALID_ARGUMENT);
+}
+
+/// A raw GPM sample of a GPU instance.
+fn sample_of(nvml: &Nvml, gpu: &Device<'_>, gi: u32) -> nvmlGpmSample_t {
+    let mut sample = null_mut();
+    // SAFETY: an out pointer to a local; the token is checked by the library.
+    unsafe {
+        assert_eq!(nvml.lib().nvmlGpmSampleAlloc(&raw mut sample), 0);
+        assert_eq!(nvml.lib().nvmlGpmMigSampleGet(gpu.handle(), gi, sample), 0);
+    }
+    sample
+}
+
+#[test]
 fn a_handle_of_a_destroyed_device_is_invalid_until_its_index_is_asked_for_anew() {
     let mut fake = a100();
     let nvml = fake.nvml();

@@ -186,6 +186,38 @@ fn links_without_a_switch_end_on_other_gpus() {
 }
 
 #[test]
+fn a_node_may_have_several_models() {
+    let fake = Fake::new(Settings {
+        profile: Some("rtx-4090,t4,h100-sxm".into()),
+        gpus: Some(4),
+        ..Settings::default()
+    });
+    let nvml = fake.nvml();
+    let told: Vec<(String, bool, bool)> = (0..nvml.device_count().unwrap())
+        .map(|index| {
+            let device = nvml.device_by_index(index).unwrap();
+            (
+                device.name().unwrap(),
+                device.gpm_support().unwrap(),
+                device.serial().is_ok(),
+            )
+        })
+        .collect();
+    let h100 = ("NVIDIA H100 80GB HBM3".to_owned(), true, true);
+    assert_eq!(
+        told,
+        [
+            ("NVIDIA GeForce RTX 4090".to_owned(), false, false),
+            ("Tesla T4".to_owned(), false, true),
+            h100.clone(),
+            h100
+        ]
+    );
+    let three = Fake::profile("t4,l40s,t4");
+    assert_eq!(three.nvml().device_count().unwrap(), 3);
+}
+
+#[test]
 fn every_model_runs_under_every_driver_it_is_modelled_with() {
     for name in BUILT_IN {
         for driver in [

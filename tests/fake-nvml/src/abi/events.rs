@@ -1,14 +1,15 @@
 //! Event sets: register, then wait until an Xid comes or time is up.
 
 use std::ffi::{c_uint, c_ulonglong};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlEventSet_t, nvmlReturn_t};
 
 use super::{View, device_call, guard, put, system_call};
 use crate::code::Code;
+use crate::control::Effect;
 use crate::event::{Event, EventKind, EventSet};
-use crate::gate::{self, error_of};
+use crate::gate::{self, Found, error_of, still_blocked};
 use crate::handle::Handle;
 use crate::state::{State, Target};
 
@@ -90,18 +91,29 @@ device_call! {
 }
 
 /// Next event of the set; a set with a GPU that is lost says so once nothing is left in it.
-fn next(state: &mut State, set: usize, counted: bool) -> Result<Option<Event>, Code> {
+fn next(state: &mut State, set: usize, counted: bool, started: Instant) -> Result<Found<Event>, Code> {
     let events = state.event_sets.get_mut(&set).ok_or(Code::INVALID_ARGUMENT)?;
-    if let Some(event) = events.queue.pop_front() {
-        return Ok(Some(event));
+    let waiting = events.queue.pop_front();
+    let mut targets: Vec<Target> = events.registered.iter().map(|(at, _)| Target::gpu(*at)).collect();
+    targets.dedup();
+    let effects: Vec<Effect> = targets
+        .into_iter()
+        .flat_map(|target| state.strike(Some(target), "nvmlEventSetWait_v2", counted))
+        .collect();
+    if still_blocked(&effects, started) {
+        let events = state.event_sets.get_mut(&set).ok_or(Code::INVALID_ARGUMENT)?;
+        waiting
+            .into_iter()
+            .for_each(|event| events.queue.push_front(event));
+        return Ok(Found::Held);
     }
-    let registered = events.registered.clone();
-    for (at, _) in registered {
-        for effect in state.strike(Some(Target::gpu(at)), "nvmlEventSetWait_v2", counted) {
-            error_of(effect)?;
-        }
+    if let Some(event) = waiting {
+        return Ok(Found::Item(event));
     }
-    Ok(None)
+    for effect in effects {
+        error_of(effect)?;
+    }
+    Ok(Found::Nothing)
 }
 
 /// Waits really block, and cost nothing while they do.
@@ -116,10 +128,14 @@ fn wait(
             return Err(Code::INVALID_ARGUMENT);
         }
         let timeout = Duration::from_millis(u64::from(timeout_ms));
-        let mut counted = true;
+        let (mut counted, started) = (true, Instant::now());
         let (event, privileged) = gate::wait_for(timeout, |state| {
-            let event = next(state, token(set), std::mem::take(&mut counted))?;
-            Ok(event.map(|event| (event, state.control.privileged)))
+            let found = next(state, token(set), std::mem::take(&mut counted), started)?;
+            Ok(match found {
+                Found::Item(event) => Found::Item((event, state.control.privileged)),
+                Found::Nothing => Found::Nothing,
+                Found::Held => Found::Held,
+            })
         })?;
         let (gi, ci) = match event.instance {
             _ if !with_instance => (0, 0),

@@ -231,6 +231,10 @@ unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut nvmlGpmMetricsGet_t) -> nvm
             } else {
                 (second, first)
             };
+            if to.integrals.seconds < from.integrals.seconds {
+                // The instance was made anew in between, or the counters were reset.
+                return Err(Code::INVALID_ARGUMENT);
+            }
             // SAFETY: the client's array holds `numMetrics` metrics.
             unsafe { answer(view, metrics, count, &from, &to) };
             Ok(())

@@ -72,7 +72,7 @@ impl View<'_> {
     }
 
     pub(crate) fn profile(&self) -> &Profile {
-        &self.state.settings.profile
+        &self.gpu().profile
     }
 
     /// A share as a whole percentage.

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
 use super::{expect_version, guard, system_call};
 use crate::code::Code;
 use crate::event::SystemSet;
-use crate::gate;
+use crate::gate::{self, Found};
 use crate::state::{BIND, UNBIND};
 
 /// Sets a client can hold: far above any use, so that a leak is noticed.
@@ -87,7 +87,10 @@ unsafe extern "C" fn nvmlSystemEventSetWait(request: *mut nvmlSystemEventSetWait
         let taken: Vec<(u64, u32)> = gate::wait_for(timeout, |state| {
             let set = state.system_sets.get_mut(&token).ok_or(Code::INVALID_ARGUMENT)?;
             let some = set.queue.len().min(room);
-            Ok((some > 0).then(|| set.queue.drain(..some).collect()))
+            if some == 0 {
+                return Ok(Found::Nothing);
+            }
+            Ok(Found::Item(set.queue.drain(..some).collect()))
         })?;
         for (nth, (kind, gpu_id)) in taken.iter().enumerate() {
             // SAFETY: the client's array has room for `dataSize` entries, and no more were taken.

@@ -209,6 +209,8 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn device(gi: u32, ci: u32, profile: &str) -> MigDeviceControl {
@@ -283,5 +285,43 @@ mod tests {
         let profile = Profile::load("t4").unwrap();
         let control = MigControl::default();
         assert!(!Layout::of(Some(&control), &profile, "GPU-x", false).enabled);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_asked_for_the_layout_is_one_that_can_be(
+            asked in prop::collection::vec(
+                (0u32..17, prop::option::of(0u32..9), 0usize..8, prop::option::of(0u32..9), prop::option::of(0u32..9), 0u32..5),
+                0..12,
+            )
+        ) {
+            let profile = Profile::load("h100-sxm").unwrap();
+            let devices = asked.into_iter().map(|(gi, ci, row, start, index, slices)| MigDeviceControl {
+                gi,
+                ci,
+                profile: profile.mig_profiles.get(row).map_or("9g.99gb", |row| row.name.as_str()).to_owned(),
+                start,
+                index,
+                compute_slices: (slices > 0).then_some(slices),
+                ..MigDeviceControl::default()
+            });
+            let control = MigControl { devices: devices.collect(), ..MigControl::default() };
+            let made = Layout::of(Some(&control), &profile, "GPU-x", false);
+            let slices: Vec<u32> = made
+                .instances
+                .iter()
+                .flat_map(|instance| instance.start..instance.start + instance.profile.size)
+                .collect();
+            let distinct: BTreeSet<u32> = slices.iter().copied().collect();
+            prop_assert_eq!(distinct.len(), slices.len(), "placements overlap");
+            prop_assert!(slices.iter().all(|slice| *slice < 8));
+            let indices: BTreeSet<u32> = made.devices.iter().map(|device| device.index).collect();
+            prop_assert_eq!(indices.len(), made.devices.len(), "an index twice");
+            prop_assert!(indices.iter().all(|index| *index < MIG_DEVICES));
+            for instance in &made.instances {
+                let used: u32 = made.devices_of(instance.gi).map(|device| device.slices).sum();
+                prop_assert!(used <= instance.profile.slices);
+            }
+        }
     }
 }
