@@ -325,6 +325,8 @@ impl Module {
         let mut child = Command::new("go")
             .current_dir(&self.source)
             .env("CGO_ENABLED", if self.cgo { "1" } else { "0" })
+            // Go would look for gcc by that name; Rust needs a cc anyway.
+            .env("CC", "cc")
             // go-nvml binds every symbol that a header ever had.
             .env("CGO_CFLAGS", "-O1 -Wno-deprecated-declarations")
             .args(["build", "-ldflags", &self.ldflags, "-o"])

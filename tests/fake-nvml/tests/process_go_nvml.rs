@@ -68,6 +68,8 @@ fn walker(folder: &Path) -> Result<PathBuf, String> {
         .arg(".")
         .envs([
             ("CGO_ENABLED", "1"),
+            // Go would look for gcc by that name.
+            ("CC", "cc"),
             // The client binds every symbol that a header ever had.
             ("CGO_CFLAGS", "-O1 -Wno-deprecated-declarations"),
         ])

@@ -138,6 +138,39 @@ fn processes_start_and_exit_by_themselves() {
 }
 
 #[test]
+fn a_pid_can_be_used_again() {
+    let mut fake = Fake::virtual_time();
+    fake.set(|control| {
+        control.now_ms = Some(10_000);
+        control.gpu(0).accounting = true;
+        control.gpu(0).processes = vec![
+            Process {
+                exit_ms: Some(13_000),
+                ..process(50, 0.2)
+            },
+            Process {
+                start_ms: Some(16_000),
+                memory_bytes: 7 << 30,
+                ..process(50, 0.9)
+            },
+        ];
+    });
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    device.utilization_rates().unwrap();
+    let mut seen_at = |seconds: u64| {
+        fake.set(|control| control.now_ms = Some(seconds * 1000));
+        let share = samples(&device, 0).first().map(|sample| sample.2);
+        let started = device.accounting_stats_for(50).unwrap().start_time / SECOND;
+        (device.running_compute_processes().unwrap().len(), share, started)
+    };
+    assert_eq!(seen_at(12), (1, Some(20), 10));
+    assert_eq!(seen_at(15), (0, Some(20), 10), "the ring keeps the first one");
+    assert_eq!(seen_at(19), (1, Some(90), 16));
+    assert_eq!(device.memory_info().unwrap().used, 7 << 30);
+}
+
+#[test]
 fn lists_are_by_kind_and_may_show_other_pids_than_the_samples() {
     let mut fake = Fake::virtual_time();
     fake.set(|control| {

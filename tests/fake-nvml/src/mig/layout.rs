@@ -168,6 +168,14 @@ impl Layout {
         if asked.gi > MOST_GI {
             return Err(format!("GPU instance ids end at {MOST_GI}"));
         }
+        // Clients size their lists by this number.
+        let made = self
+            .instances
+            .iter()
+            .filter(|instance| instance.profile.id == table.id);
+        if made.count() >= table.instances as usize {
+            return Err(format!("at most {} of {} fit", table.instances, table.name));
+        }
         Ok(Instance {
             gi: asked.gi,
             profile: table.clone(),
@@ -281,6 +289,13 @@ mod tests {
     }
 
     #[test]
+    fn a_profile_makes_no_more_instances_than_it_says() {
+        let made = layout(vec![device(7, 0, "1g.5gb+me"), device(8, 0, "1g.5gb+me")]);
+        assert_eq!(made.instances.len(), 1);
+        assert!(made.refused[0].contains("at most 1"), "{:?}", made.refused);
+    }
+
+    #[test]
     fn a_model_without_mig_has_no_layout() {
         let profile = Profile::load("t4").unwrap();
         let control = MigControl::default();
@@ -321,6 +336,8 @@ mod tests {
             for instance in &made.instances {
                 let used: u32 = made.devices_of(instance.gi).map(|device| device.slices).sum();
                 prop_assert!(used <= instance.profile.slices);
+                let alike = made.instances.iter().filter(|other| other.profile.id == instance.profile.id);
+                prop_assert!(alike.count() <= instance.profile.instances as usize);
             }
         }
     }
