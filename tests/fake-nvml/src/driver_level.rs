@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::profile::Architecture;
+
 /// A driver version, for example `535.183.06`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Driver {
@@ -79,6 +81,13 @@ impl Driver {
     #[must_use]
     pub fn nvml_version(&self) -> String {
         format!("{}.{self}", self.cuda_version() / 1000)
+    }
+
+    /// Calls that this driver still has and no longer answers on a chip (HAMi-core PR 218).
+    pub(crate) fn dropped(&self, architecture: Architecture, call: &str) -> bool {
+        self.major >= 580
+            && architecture == Architecture::Blackwell
+            && call == "nvmlDeviceGetProcessUtilization"
     }
 
     fn has(&self, introduced: (u32, u32)) -> bool {

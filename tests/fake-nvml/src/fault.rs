@@ -20,6 +20,10 @@ pub struct Fault {
     /// NVML names of the calls it strikes; empty means every call on a device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<String>,
+    /// Field ids of `nvmlDeviceGetFieldValues` or metric ids of `nvmlGpmMetricsGet`: these entries are struck, the call
+    /// goes through. Absent: the whole call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ids: Vec<u32>,
     /// Calls that pass before it strikes. Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_calls: Option<u64>,
@@ -163,22 +167,46 @@ impl Faults {
             .collect();
     }
 
-    /// What strikes `call` on a device now. `counted` the first time that a call asks.
+    /// What strikes `call` on a device now, as a whole. `counted` the first time that a call asks.
     pub(crate) fn strike(
         &mut self,
-        (gpu, mig): (Option<u32>, Option<u32>),
+        device: (Option<u32>, Option<u32>),
         call: &str,
         now_us: u64,
         counted: bool,
     ) -> Vec<Effect> {
+        self.in_force(device, call, now_us, counted)
+            .filter(|fault| fault.ids.is_empty())
+            .map(|fault| fault.effect)
+            .collect()
+    }
+
+    /// What strikes single entries of `call` on a device now, by field or metric id.
+    pub(crate) fn strike_entries(
+        &mut self,
+        device: (Option<u32>, Option<u32>),
+        call: &str,
+        now_us: u64,
+    ) -> Vec<(u32, Effect)> {
+        self.in_force(device, call, now_us, false)
+            .flat_map(|fault| fault.ids.iter().map(|id| (*id, fault.effect)))
+            .collect()
+    }
+
+    fn in_force<'faults>(
+        &'faults mut self,
+        (gpu, mig): (Option<u32>, Option<u32>),
+        call: &'faults str,
+        now_us: u64,
+        counted: bool,
+    ) -> impl Iterator<Item = &'faults Fault> {
         self.0
             .iter_mut()
-            .filter(|seen| seen.fault.concerns(gpu, mig, call))
-            .filter_map(|seen| {
+            .filter(move |seen| seen.fault.concerns(gpu, mig, call))
+            .filter_map(move |seen| {
                 seen.calls += u64::from(counted);
-                seen.in_force(now_us).then_some(seen.fault.effect)
+                seen.in_force(now_us).then_some(&seen.fault)
             })
-            .collect()
     }
 }
 

@@ -179,7 +179,10 @@ pub(crate) fn call(
             library = wait(library, LOOK_EVERY);
             continue;
         }
-        let mut struck = Struck::default();
+        let mut struck = Struck {
+            entries: state.strike_entries(target, name),
+            ..Struck::default()
+        };
         for effect in effects {
             error_of(effect)?;
             match effect {

@@ -50,11 +50,13 @@ impl Target {
 }
 
 /// What faults do to the answer of a call that goes through.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Struck {
     pub(crate) garbage: Option<Garbage>,
     /// Items by which lists grow between sizing and filling.
     pub(crate) growth: u32,
+    /// Effects on single entries, by field or metric id.
+    pub(crate) entries: Vec<(u32, Effect)>,
 }
 
 /// Everything behind the lock.
@@ -227,9 +229,18 @@ impl State {
 
     /// What faults do to `call` on `target` now.
     pub(crate) fn strike(&mut self, target: Option<Target>, call: &str, counted: bool) -> Vec<Effect> {
+        self.faults.strike(self.named(target), call, self.now_us, counted)
+    }
+
+    /// What faults do to single entries of `call` on `target` now.
+    pub(crate) fn strike_entries(&mut self, target: Option<Target>, call: &str) -> Vec<(u32, Effect)> {
+        self.faults.strike_entries(self.named(target), call, self.now_us)
+    }
+
+    /// GPU and MIG index of a target, as the control file names them.
+    fn named(&self, target: Option<Target>) -> (Option<u32>, Option<u32>) {
         let index = target.map(|target| self.gpus[target.gpu].index);
-        let mig = target.and_then(|target| target.mig);
-        self.faults.strike((index, mig), call, self.now_us, counted)
+        (index, target.and_then(|target| target.mig))
     }
 
     /// Codes that a call meets before it is answered.
@@ -247,6 +258,7 @@ impl State {
                 .unsupported_calls
                 .iter()
                 .any(|unsupported| unsupported == call)
+            || self.settings.driver.dropped(profile.architecture, call)
         {
             return Err(Code::NOT_SUPPORTED);
         }

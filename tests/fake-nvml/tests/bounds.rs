@@ -1,4 +1,4 @@
-//! Faults that come late, go by themselves or strike once; lists that grow; GPUs that come and go; counters that lie.
+//! Faults that come late, go by themselves, strike once or one entry; lists that grow; counters that lie.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,21 +15,16 @@ mod support;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use forewarm_fake_nvml::control::{
-    Block, CounterControl, EccErrors, Effect, EventEntry, EventKind, Fault, Garbage, Process,
-};
-use forewarm_fake_nvml::{gpu_uuid, pci_bus_id};
+use forewarm_fake_nvml::control::{Block, CounterControl, EccErrors, Effect, Fault, Garbage, Process};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, MemoryLocation};
+use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::gpm::gpm_metrics_get;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::*;
 use support::{Fake, wait_until};
 
 const UTILIZATION: &str = "nvmlDeviceGetUtilizationRates";
-
-fn word<T>(version: u32) -> u32 {
-    u32::try_from(size_of::<T>()).unwrap() | (version << 24)
-}
 
 #[test]
 fn a_fault_can_wait_for_calls_and_strike_a_number_of_them() {
@@ -170,80 +165,6 @@ fn blanks_of_other_tools_are_garbage_too() {
     assert_eq!(device.memory_info().unwrap().used, 9_223_372_036_854_775_792);
 }
 
-fn uuids(nvml: &Nvml) -> Vec<String> {
-    (0..nvml.device_count().unwrap())
-        .map(|index| nvml.device_by_index(index).unwrap().uuid().unwrap())
-        .collect()
-}
-
-#[test]
-fn indices_close_up_after_an_unbind_for_those_who_come_later() {
-    let mut fake = Fake::t4();
-    let nvml = fake.nvml();
-    let (second, third) = (nvml.device_by_index(1).unwrap(), nvml.device_by_index(2).unwrap());
-    fake.set(|control| control.gpu(1).bound = Some(false));
-    wait_until("unbound", || matches!(second.uuid(), Err(NvmlError::GpuLost)));
-    assert_eq!(
-        nvml.device_count().unwrap(),
-        4,
-        "who holds the library sees the old node"
-    );
-    assert_eq!(third.index().unwrap(), 2);
-    // Bound again, the old client still cannot use it.
-    fake.set(|control| control.gpu(1).bound = Some(true));
-    fake.set(|control| control.gpu(1).bound = Some(false));
-    assert!(matches!(second.uuid(), Err(NvmlError::GpuLost)));
-    drop(nvml);
-
-    let nvml = fake.nvml();
-    let left: Vec<String> = [0, 2, 3].map(|index| gpu_uuid("forewarm", index)).into();
-    assert_eq!(uuids(&nvml), left);
-    let moved = nvml.device_by_index(1).unwrap();
-    assert_eq!((moved.index().unwrap(), moved.minor_number().unwrap()), (1, 2));
-    assert_eq!(moved.pci_info().unwrap().bus_id, pci_bus_id(2));
-    let gone = nvml.device_by_uuid(gpu_uuid("forewarm", 1));
-    assert!(matches!(gone, Err(NvmlError::NotFound)));
-}
-
-#[test]
-fn system_events_tell_of_unbinding_and_binding() {
-    let mut fake = Fake::h100();
-    let nvml = fake.nvml();
-    let lib = nvml.lib();
-    // SAFETY: requests are locals of the right type; the set is checked by the library.
-    unsafe {
-        let mut create: nvmlSystemEventSetCreateRequest_t = std::mem::zeroed();
-        assert_eq!(
-            lib.nvmlSystemEventSetCreate(&raw mut create),
-            25,
-            "no version word"
-        );
-        create.version = word::<nvmlSystemEventSetCreateRequest_t>(1);
-        assert_eq!(lib.nvmlSystemEventSetCreate(&raw mut create), 0);
-        let mut register: nvmlSystemRegisterEventRequest_t = std::mem::zeroed();
-        register.version = word::<nvmlSystemRegisterEventRequest_t>(1);
-        (register.eventTypes, register.set) = (3, create.set);
-        assert_eq!(lib.nvmlSystemRegisterEvents(&raw mut register), 0);
-        let mut data: [nvmlSystemEventData_v1_t; 4] = std::mem::zeroed();
-        let mut wait: nvmlSystemEventSetWaitRequest_t = std::mem::zeroed();
-        wait.version = word::<nvmlSystemEventSetWaitRequest_t>(1);
-        (wait.set, wait.data, wait.dataSize) = (create.set, data.as_mut_ptr(), 4);
-        assert_eq!(lib.nvmlSystemEventSetWait(&raw mut wait), 10, "nothing yet");
-        fake.set(|control| control.gpu(3).bound = Some(false));
-        wait.timeoutms = 20_000;
-        assert_eq!((lib.nvmlSystemEventSetWait(&raw mut wait), wait.numEvent), (0, 1));
-        fake.set(|control| control.gpu(3).bound = None);
-        let unbound = data[0];
-        assert_eq!((lib.nvmlSystemEventSetWait(&raw mut wait), wait.numEvent), (0, 1));
-        assert_eq!((unbound.eventType, data[0].eventType), (1, 2));
-        assert_eq!(unbound.gpuId, data[0].gpuId);
-        let mut free: nvmlSystemEventSetFreeRequest_t = std::mem::zeroed();
-        (free.version, free.set) = (word::<nvmlSystemEventSetFreeRequest_t>(1), create.set);
-        assert_eq!(lib.nvmlSystemEventSetFree(&raw mut free), 0);
-        assert_eq!(lib.nvmlSystemEventSetFree(&raw mut free), 2);
-    }
-}
-
 /// Field `id` of `device`, a 64-bit counter.
 fn counter(nvml: &Nvml, device: &Device<'_>, id: u32) -> u64 {
     // SAFETY: plain C data; one entry; the field is 64 bits wide.
@@ -305,6 +226,57 @@ fn counters_can_wrap_and_be_reset() {
 }
 
 #[test]
+fn single_fields_and_metrics_can_be_struck() {
+    let mut fake = Fake::h100();
+    fake.set(|control| {
+        let on = |call: &str, ids: &[u32], effect| Fault {
+            ids: ids.to_vec(),
+            ..Fault::on_call(0, call, effect)
+        };
+        control.gpu(0).nvlink_tx_bytes_per_second = Some(1e9);
+        control.faults = vec![
+            on(
+                "nvmlDeviceGetFieldValues",
+                &[138, 83],
+                Effect::Garbage(Garbage::Sentinel),
+            ),
+            on("nvmlDeviceGetFieldValues", &[139], Effect::NoPermission),
+            on("nvmlGpmMetricsGet", &[60, 61], Effect::NoPermission),
+            on("nvmlGpmMetricsGet", &[3], Effect::Garbage(Garbage::OutOfRange)),
+        ];
+    });
+    let nvml = fake.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    // SAFETY: plain C data; as many entries as are passed; the fields are 64 bits wide.
+    unsafe {
+        let mut values: [nvmlFieldValue_t; 4] = std::mem::zeroed();
+        for (value, id) in values.iter_mut().zip([138, 139, 83, 91]) {
+            value.fieldId = id;
+        }
+        let code = nvml
+            .lib()
+            .nvmlDeviceGetFieldValues(device.handle(), 4, values.as_mut_ptr());
+        assert_eq!(code, 0);
+        assert_eq!(values.map(|value| value.nvmlReturn), [0, 4, 0, 0]);
+        assert_eq!(
+            (values[0].value.ullVal, values[2].value.ullVal),
+            (u64::MAX, u64::MAX)
+        );
+        assert_eq!(values[3].value.uiVal, 18);
+    }
+    let before = device.gpm_sample().unwrap();
+    let after = device.gpm_sample().unwrap();
+    let ids = [GpmMetricId::SmOccupancy, GpmMetricId::NvlinkTotalRxPerSec];
+    let metrics = gpm_metrics_get(&nvml, &before, &after, &ids).unwrap();
+    assert!((metrics[0].as_ref().unwrap().value - 129.0).abs() < 1e-9);
+    assert!(
+        matches!(metrics[1], Err(NvmlError::NoPermission)),
+        "{:?}",
+        metrics[1]
+    );
+}
+
+#[test]
 fn errors_are_counted_where_they_are() {
     let mut fake = Fake::h100();
     fake.set(|control| {
@@ -323,48 +295,4 @@ fn errors_are_counted_where_they_are() {
     };
     assert_eq!((at(MemoryLocation::Device), at(MemoryLocation::SRAM)), (3, 2));
     assert_eq!(at(MemoryLocation::L2Cache), 0);
-}
-
-#[test]
-fn every_event_reaches_its_set_with_the_instance_for_administrators_only() {
-    let mut fake = Fake::h100();
-    let nvml = fake.nvml();
-    let lib = nvml.lib();
-    let gpu = nvml.device_by_index(0).unwrap();
-    let mut kinds = 0;
-    // SAFETY: an out pointer to a local; the wrapper would drop the bits that it does not know.
-    let code = unsafe { lib.nvmlDeviceGetSupportedEventTypes(gpu.handle(), &raw mut kinds) };
-    assert_eq!(code, 0);
-    assert_eq!(
-        kinds & EventKind::RecoveryAction.bit(),
-        EventKind::RecoveryAction.bit()
-    );
-    // SAFETY: out pointers are to locals; the set is checked by the library.
-    unsafe {
-        let mut set = null_mut();
-        assert_eq!(lib.nvmlEventSetCreate(&raw mut set), 0);
-        assert_eq!(lib.nvmlDeviceRegisterEvents(gpu.handle(), kinds, set), 0);
-        let entry = |kind, data| EventEntry {
-            kind,
-            data,
-            gi: Some(3),
-            ci: Some(0),
-        };
-        fake.set(|control| {
-            control.gpu(0).events = vec![entry(EventKind::SingleBitEccStorm, 0), entry(EventKind::Xid, 94)];
-        });
-        let mut data: nvmlEventData_t = std::mem::zeroed();
-        let mut wait = |expected: (u64, u64, u32)| {
-            assert_eq!(lib.nvmlEventSetWait_v2(set, &raw mut data, 20_000), 0);
-            assert_eq!((data.eventType, data.eventData, data.gpuInstanceId), expected);
-        };
-        wait((0x200, 0, u32::MAX));
-        wait((0x8, 94, u32::MAX));
-        fake.set(|control| {
-            control.privileged = true;
-            control.gpu(0).events.push(entry(EventKind::RecoveryAction, 1));
-        });
-        wait((0x8000, 1, 3));
-        assert_eq!(lib.nvmlEventSetFree(set), 0);
-    }
 }

@@ -156,6 +156,13 @@ fn a_gb200_counts_nvlink_bytes_and_tells_module_power_and_place() {
         );
         assert_eq!(c2c.isC2cEnabled, 1);
     }
+    let mut count = 0;
+    // SAFETY: no array, so only the count is written.
+    let legacy = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetProcessUtilization(gpu.handle(), std::ptr::null_mut(), &raw mut count, 0)
+    };
+    assert_eq!(legacy, 3, "Blackwell under 580 has the newer call only");
     let h100 = Fake::h100();
     assert_eq!(field(&h100.nvml(), 202, 0), Err(3), "NVLink 4 does not");
     assert_eq!(field(&h100.nvml(), 186, 1), Err(3));

@@ -162,15 +162,14 @@ fn read(view: &View<'_>, id: u32, scope: u32) -> Result<Value, Code> {
 fn answer(view: &View<'_>, entry: &mut nvmlFieldValue_t, latency_us: u64) {
     let driver = &view.state.settings.driver;
     let known = entry.fieldId > 0 && entry.fieldId < driver.field_id_end();
-    let value = if known {
-        read(
-            view,
-            canonical_field_id(driver.renumbered_fields(), entry.fieldId),
-            entry.scopeId,
-        )
-    } else {
-        Err(Code::INVALID_ARGUMENT)
-    };
+    let canonical = canonical_field_id(driver.renumbered_fields(), entry.fieldId);
+    let value = view.begin_entry(entry.fieldId).and_then(|()| {
+        if known {
+            read(view, canonical, entry.scopeId)
+        } else {
+            Err(Code::INVALID_ARGUMENT)
+        }
+    });
     entry.timestamp = view.state.now_us as i64;
     entry.latencyUsec = latency_us as i64;
     entry.value = nvmlValue_t { ullVal: 0 };

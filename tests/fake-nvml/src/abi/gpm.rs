@@ -181,6 +181,10 @@ unsafe fn answer(view: &View<'_>, metrics: *mut nvmlGpmMetric_t, count: u32, fro
         asked.metricInfo.shortName = short.as_ptr().cast_mut();
         asked.metricInfo.longName = long.as_ptr().cast_mut();
         asked.metricInfo.unit = unit.as_ptr().cast_mut();
+        if let Err(Code(code)) = view.begin_entry(asked.metricId) {
+            (asked.nvmlReturn, asked.value) = (code, 0.0);
+            continue;
+        }
         let value = metric(asked.metricId, &from.integrals, &to.integrals, links);
         (asked.nvmlReturn, asked.value) = match value {
             Some(value) => (0, view.double(value)),

@@ -22,6 +22,7 @@ pub(crate) mod system;
 pub(crate) mod system_events;
 pub(crate) mod utilization;
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_uint};
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
@@ -29,7 +30,7 @@ use std::time::Instant;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
 use crate::code::Code;
-use crate::control::Garbage;
+use crate::control::{Effect, Garbage};
 use crate::gate;
 use crate::gpu::Gpu;
 use crate::load::Load;
@@ -55,6 +56,8 @@ pub(crate) struct View<'a> {
     /// MIG index, where the call came through a MIG device's handle.
     pub(crate) mig: Option<u32>,
     struck: Struck,
+    /// What strikes the entry that is being answered, of a call with many.
+    entry: Cell<Option<Garbage>>,
 }
 
 impl View<'_> {
@@ -75,9 +78,25 @@ impl View<'_> {
         &self.gpu().profile
     }
 
+    fn garbage(&self) -> Option<Garbage> {
+        self.entry.get().or(self.struck.garbage)
+    }
+
+    /// Begins the answer of the entry with field or metric id `id`: the code that it is struck with, if it is.
+    pub(crate) fn begin_entry(&self, id: u32) -> Result<(), Code> {
+        self.entry.set(None);
+        for (_, effect) in self.struck.entries.iter().filter(|(struck, _)| *struck == id) {
+            gate::error_of(*effect)?;
+            if let Effect::Garbage(kind) = effect {
+                self.entry.set(Some(*kind));
+            }
+        }
+        Ok(())
+    }
+
     /// A share as a whole percentage.
     pub(crate) fn percent(&self, share: f64) -> u32 {
-        match self.struck.garbage {
+        match self.garbage() {
             None => (share * 100.0).round() as u32,
             Some(Garbage::OutOfRange) => IMPOSSIBLE_PERCENT,
             Some(Garbage::Sentinel) => u32::MAX,
@@ -86,7 +105,7 @@ impl View<'_> {
     }
 
     pub(crate) fn int(&self, value: u32) -> u32 {
-        match self.struck.garbage {
+        match self.garbage() {
             None => value,
             Some(Garbage::OutOfRange) => IMPOSSIBLE_NUMBER,
             Some(Garbage::Sentinel) => u32::MAX,
@@ -95,7 +114,7 @@ impl View<'_> {
     }
 
     pub(crate) fn long(&self, value: u64) -> u64 {
-        match self.struck.garbage {
+        match self.garbage() {
             None => value,
             Some(Garbage::OutOfRange) => 1 << 60,
             Some(Garbage::Sentinel) => u64::MAX,
@@ -105,7 +124,7 @@ impl View<'_> {
 
     /// A floating-point reading.
     pub(crate) fn double(&self, value: f64) -> f64 {
-        match self.struck.garbage {
+        match self.garbage() {
             None => value,
             Some(Garbage::OutOfRange) => f64::from(IMPOSSIBLE_PERCENT),
             Some(Garbage::Sentinel) => f64::NAN,
@@ -217,6 +236,7 @@ pub(crate) fn call_about(
                     at: gpu,
                     mig,
                     struck,
+                    entry: Cell::new(None),
                 })
             },
         );
