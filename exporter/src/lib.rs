@@ -14,6 +14,7 @@ pub mod health;
 pub mod metrics;
 mod once;
 pub mod poll;
+pub mod process;
 pub mod render;
 mod run;
 pub mod server;
