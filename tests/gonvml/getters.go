@@ -205,6 +205,9 @@ func refusals(method string) []nvml.Return {
 	case "GetProcessesUtilizationInfo":
 		// The client offers no array, so it never gets further.
 		some = append(some, nvml.ERROR_NOT_FOUND, nvml.ERROR_INSUFFICIENT_SIZE)
+	case "GetGpuFabricInfoV":
+		// Older drivers do not know every layout.
+		some = append(some, nvml.ERROR_ARGUMENT_VERSION_MISMATCH)
 	case "GetComputeInstanceId", "GetGpuInstanceId", "GetDeviceHandleFromMigDeviceHandle":
 		some = append(some, nvml.ERROR_INVALID_ARGUMENT)
 	}

@@ -83,6 +83,16 @@ impl Driver {
         format!("{}.{self}", self.cuda_version() / 1000)
     }
 
+    /// Highest layout of `nvmlDeviceGetGpuFabricInfoV`. When the third one came is not documented; taken as R575.
+    pub(crate) const fn newest_fabric_info(&self) -> u32 {
+        if self.major >= 575 { 3 } else { 2 }
+    }
+
+    /// Highest layout of `nvmlDeviceGetPlatformInfo`; the same holds for R570.
+    pub(crate) const fn newest_platform_info(&self) -> u32 {
+        if self.major >= 570 { 2 } else { 1 }
+    }
+
     /// Calls that this driver still has and no longer answers on a chip (HAMi-core PR 218).
     pub(crate) fn dropped(&self, architecture: Architecture, call: &str) -> bool {
         self.major >= 580

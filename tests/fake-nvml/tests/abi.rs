@@ -185,6 +185,19 @@ fn fabric_info_is_answered_in_the_layout_that_was_asked_for() {
     // SAFETY: a v3 struct has room for v2.
     assert_eq!(unsafe { lib.nvmlDeviceGetGpuFabricInfoV(gpu, &raw mut v2) }, 0);
     assert_eq!((v2.state, v2.cliqueId, v2.healthSummary), (3, 4, 99));
+
+    // A driver from before the third layout refuses it by its version word.
+    let older = Fake::driver("550.127.05");
+    let older = older.nvml();
+    // SAFETY: valid out pointers; a v3 struct has room for v2.
+    unsafe {
+        let (lib, gpu) = (older.lib(), device(&older, 0));
+        assert_eq!(
+            lib.nvmlDeviceGetGpuFabricInfoV(gpu, &raw mut v3),
+            VERSION_MISMATCH
+        );
+        assert_eq!(lib.nvmlDeviceGetGpuFabricInfoV(gpu, &raw mut v2), 0);
+    }
 }
 
 #[test]

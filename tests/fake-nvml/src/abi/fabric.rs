@@ -106,9 +106,10 @@ fn platform(view: &View<'_>) -> Result<nvmlPlatformInfo_v2_t, Code> {
 device_call! {
     nvmlDeviceGetGpuFabricInfoV(info: *mut nvmlGpuFabricInfo_v3_t) |view| {
         let answer = fabric(view);
+        let newest = view.state.settings.driver.newest_fabric_info();
         // Two layouts share the entry: the caller's word says which one it has room for.
         match version_of(info)? {
-            word if word == version_word::<nvmlGpuFabricInfo_v3_t>(3) => put(info, answer),
+            word if word == version_word::<nvmlGpuFabricInfo_v3_t>(3) && newest >= 3 => put(info, answer),
             word if word == version_word::<nvmlGpuFabricInfo_v2_t>(2) => put(info.cast(), nvmlGpuFabricInfo_v2_t {
                 version: word,
                 clusterUuid: answer.clusterUuid,
@@ -162,7 +163,12 @@ device_call! {
         })
     };
     nvmlDeviceGetPlatformInfo(info: *mut nvmlPlatformInfo_v2_t) |view| {
-        expect_version(info, 2).or_else(|_| expect_version(info.cast::<nvmlPlatformInfo_v1_t>(), 1))?;
+        let first = expect_version(info.cast::<nvmlPlatformInfo_v1_t>(), 1);
+        if view.state.settings.driver.newest_platform_info() >= 2 {
+            first.or_else(|_| expect_version(info, 2))?;
+        } else {
+            first?;
+        }
         let answer = platform(view)?;
         if (*info).version == answer.version {
             return put(info, answer);
