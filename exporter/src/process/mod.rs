@@ -13,3 +13,4 @@
 pub mod cgroup;
 pub mod owners;
 pub mod proc;
+pub mod tracker;
