@@ -1,3 +1,5 @@
+//! Samples late, twice, of the dead, under set clocks; the driver simulated by what it shows each second.
+
 use std::collections::BTreeMap;
 
 use forewarm_nvml::Rejection;
