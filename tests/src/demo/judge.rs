@@ -135,6 +135,10 @@ pub fn loading_replica(seen: &Loading) -> LoadingReplica {
     if seen.refused.as_ref().is_some_and(|refused| refused.code != 404) || seen.left_out == 0 {
         return LoadingReplica::NotShown;
     }
+    // Where there is no reading, nothing was withheld.
+    if seen.exporter_read.is_none() {
+        return LoadingReplica::NotShown;
+    }
     if seen.desired_lowest < seen.desired_before {
         return LoadingReplica::Shrunk;
     }
@@ -272,6 +276,7 @@ mod tests {
         assert_eq!(with(|seen| seen.refused = None), LoadingReplica::Counted);
         assert_eq!(with(|seen| seen.listed = 1), LoadingReplica::Counted);
         assert_eq!(with(|seen| seen.left_out = 0), LoadingReplica::NotShown);
+        assert_eq!(with(|seen| seen.exporter_read = None), LoadingReplica::NotShown);
         assert_eq!(with(|seen| seen.desired_lowest = 1), LoadingReplica::Shrunk);
         assert_eq!(
             with(|seen| seen.averages = Some((95.0, 47.0))),

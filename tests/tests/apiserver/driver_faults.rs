@@ -281,6 +281,23 @@ async fn kubelet(fixture: Arc<Fixture>) -> anyhow::Result<()> {
             .is_untouched_for(A_POLL)
             .await
             .context("an answer over 4 MiB")?;
+
+        // More than any node can have to tell: refused under its own reason, the last good answer stays.
+        kubelet.fault(Call::List, Some(KubeletFault::Padded(17 * 1024 * 1024)));
+        exporter_says(&victim.client, "the oversized answer is refused", |scrape| {
+            let labels = [("reason", "answer-too-large")];
+            rose(
+                scrape,
+                &before,
+                "forewarm_exporter_attribution_errors_total",
+                &labels,
+            )
+        })
+        .await?;
+        victim
+            .is_untouched_for(A_POLL)
+            .await
+            .context("an answer over 16 MiB")?;
         kubelet.fault(Call::List, None);
 
         let asked = kubelet.calls(Call::List);

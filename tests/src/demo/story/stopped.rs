@@ -199,7 +199,12 @@ impl Story {
         // Asked again: the age in the message must have grown with the outage.
         match self.value_of(&pod).await {
             Ok(Err(later)) => Ok(later),
-            _ => Ok(refused),
+            // Served again while its exporter is stopped: the values had not vanished.
+            Ok(Ok(_)) => Err(Late {
+                what: "an API that goes on refusing old values",
+                within: self.sync * 3,
+            }),
+            Err(_) => Ok(refused),
         }
     }
 }
